@@ -118,6 +118,11 @@ impl Rule {
         Ok(Rule { quota, algorithm, jitter: false })
     }
 
+    /// GCRA takes any quota, and makes no use of a queue.
+    pub const fn gcra(quota: Quota) -> Self {
+        Rule { quota, algorithm: Algorithm::Gcra, jitter: false }
+    }
+
     /// Moves the window edges of each key by a constant of its own, so that keys do not all return at one flip. It
     /// changes nothing for algorithms without edges.
     #[must_use]

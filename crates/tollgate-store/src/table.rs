@@ -253,6 +253,11 @@ impl Table {
         self.bucket(pair.0).shared()
     }
 
+    /// The half of a key that a slot keeps: what [`Rules`] are asked by.
+    pub fn tag(key: Fingerprint) -> u64 {
+        tag(key)
+    }
+
     /// Forgets one key: it is as new. Gives whether it had a slot.
     pub fn forget(&self, key: Fingerprint) -> bool {
         let pair = self.pair(key);
@@ -269,10 +274,10 @@ impl Table {
     }
 
     /// Rewrites every state from the rules before to the rules after, so that usage outlives a change of policy. In
-    /// place when the states are as long as before; otherwise the copy is returned, to be used instead.
-    pub fn carry(&self, words: usize, rules: &impl Rules, now: u64) -> Option<Table> {
-        let copy = (words != self.state)
-            .then(|| Table::with_buckets(self.main, self.overflow, words.max(1), self.when_full));
+    /// place when there is room for the states and `when_full` stays; otherwise the copy is returned, to be used instead.
+    pub fn carry(&self, words: usize, when_full: WhenFull, rules: &impl Rules, now: u64) -> Option<Table> {
+        let copy = (words > self.state || when_full != self.when_full)
+            .then(|| Table::with_buckets(self.main, self.overflow, words.max(self.state), when_full));
         let mut held = vec![0_u64; self.state];
         let mut carry_one = |from: State<'_>, mut to: State<'_>, tag: Option<u64>| {
             for (index, word) in held.iter_mut().enumerate() {

@@ -168,7 +168,7 @@ fn a_changed_rule_applies_at_once_to_every_key_and_keeps_what_was_used() {
         for number in 0..300 {
             (0..number % 6).for_each(|_| assert!(ask(&memory, &old, number, 1, START).is_admit()));
         }
-        let copy = memory.table(0).unwrap().carry(new.words(), &Change(old, new), START);
+        let copy = memory.table(0).unwrap().carry(new.words(), WhenFull::Share, &Change(old, new), START);
         let after = copy.map_or(memory, |table| Memory::new([table]));
         for number in 0..300 {
             let left = (0..20).filter(|_| ask(&after, &new, number, 1, START).is_admit()).count() as u64;

@@ -1,0 +1,165 @@
+//! Administration: metrics, health, the policies in force, one subject's standing, and its reset.
+
+use std::sync::Arc;
+
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tollgate::{Check, Ready};
+
+use crate::answer::{json as json_answer, problem};
+use crate::app::App;
+use crate::body::{Body, full};
+use crate::check::{self, form_pairs};
+use crate::listen::{Handler, Peer};
+use crate::settings::shown;
+
+/// The largest body of an administrative request, in bytes.
+pub const MAX_ADMIN_BYTES: usize = 16 << 10;
+
+/// The admin listener.
+#[derive(Debug)]
+pub struct Admin {
+    app: Arc<App>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reset {
+    policy: String,
+    subject: String,
+}
+
+impl Admin {
+    /// Administration of an app.
+    pub fn new(app: Arc<App>) -> Self {
+        Admin { app }
+    }
+
+    async fn route(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
+        match (request.method(), request.uri().path()) {
+            (&Method::GET, "/metrics") => {
+                let mut response = Response::new(full(self.app.metrics.text(&self.app.limiter)));
+                let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+                response.headers_mut().insert(header::CONTENT_TYPE, kind);
+                response
+            }
+            (&Method::GET, "/healthz") => json_answer(StatusCode::OK, &json!({ "status": "ok" })),
+            (&Method::GET, "/readyz") if self.app.is_stopping() => {
+                json_answer(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "stopping" }))
+            }
+            (&Method::GET, "/readyz") => json_answer(
+                StatusCode::OK,
+                &json!({ "status": "ready", "generation": self.app.limiter.policies().generation }),
+            ),
+            _ if !self.may(&request) => {
+                let mut response = problem(StatusCode::UNAUTHORIZED, "Administration asks for its token.");
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                response
+            }
+            (&Method::GET, "/v1/policies") => json_answer(StatusCode::OK, &self.policies()),
+            (&Method::GET, "/v1/standing") => self.standing(request.uri().query().unwrap_or_default()).await,
+            (&Method::POST, "/v1/reset") => self.reset(request, peer).await,
+            _ => problem(
+                StatusCode::NOT_FOUND,
+                "Expected GET /metrics, /healthz, /readyz, /v1/policies, /v1/standing, or POST /v1/reset.",
+            ),
+        }
+    }
+
+    fn may(&self, request: &Request<Incoming>) -> bool {
+        let Some(token) = &self.app.settings.admin_token else { return true };
+        let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+        let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
+        same(given, token.as_bytes())
+    }
+
+    fn policies(&self) -> Value {
+        let policies = self.app.limiter.policies();
+        let list: Vec<Value> = policies.iter().map(describe).collect();
+        json!({ "generation": policies.generation, "policies": list })
+    }
+
+    async fn standing(&self, query: &str) -> Response<Body> {
+        let (mut policy, mut subject) = (None, None);
+        for (name, value) in form_pairs(query) {
+            match name.as_str() {
+                "policy" => policy = Some(value),
+                "subject" => subject = Some(value),
+                _ => return problem(StatusCode::BAD_REQUEST, "Expected policy and subject."),
+            }
+        }
+        let (Some(policy), Some(subject)) = (policy, subject) else {
+            return problem(StatusCode::BAD_REQUEST, "Expected policy and subject.");
+        };
+        let ruling = self
+            .app
+            .limiter
+            .decide_checks(&[Check { policy: &policy, subject: &subject, cost: Some(0) }])
+            .await;
+        let Some(ready) = ruling.policies().named(&policy) else {
+            return problem(StatusCode::NOT_FOUND, "There is no policy of this name.");
+        };
+        let mut body = check::body(&ruling);
+        body["key"] = shown(ready.key(subject.as_bytes()).0).into();
+        json_answer(StatusCode::OK, &body)
+    }
+
+    async fn reset(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
+        // A page of another site can send a form, but not this type without being asked first.
+        let is_json = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| {
+            kind.as_bytes().split(|b| *b == b';').next().unwrap_or_default().trim_ascii()
+                == b"application/json"
+        });
+        if !is_json {
+            return problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Expected Content-Type: application/json.");
+        }
+        let Ok(body) = Limited::new(request.into_body(), MAX_ADMIN_BYTES).collect().await else {
+            return problem(StatusCode::PAYLOAD_TOO_LARGE, &format!("At most {MAX_ADMIN_BYTES} bytes."));
+        };
+        let reset: Reset = match serde_json::from_slice(&body.to_bytes()) {
+            Ok(reset) => reset,
+            Err(error) => return problem(StatusCode::BAD_REQUEST, &error.to_string()),
+        };
+        let policies = self.app.limiter.policies();
+        let Some(ready) = policies.named(&reset.policy) else {
+            return problem(StatusCode::NOT_FOUND, "There is no policy of this name.");
+        };
+        let key = shown(ready.key(reset.subject.as_bytes()).0);
+        let known = self.app.limiter.reset(&reset.policy, &reset.subject).unwrap_or(false);
+        tracing::info!(audit = "reset", policy = reset.policy, key, known, by = %peer.address, "administration");
+        json_answer(StatusCode::OK, &json!({ "policy": reset.policy, "key": key, "was_known": known }))
+    }
+}
+
+impl Handler for Admin {
+    async fn answer(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
+        self.route(request, peer).await
+    }
+}
+
+/// A policy as administration shows it.
+fn describe(ready: &Ready) -> Value {
+    let policy = &ready.policy;
+    let subjects: Vec<String> = policy.subjects.iter().map(ToString::to_string).collect();
+    json!({
+        "policy": policy.name,
+        "quota": policy.rule.quota().to_string(),
+        "algorithm": policy.rule.algorithm().name(),
+        "subject": subjects,
+        "placement": policy.placement.to_string(),
+        "on_unavailable": policy.on_unavailable.to_string(),
+        "shadow": policy.shadow,
+        "bound": policy.rule.bound().to_string(),
+        "keys": policy.keys,
+        "when_full": policy.when_full.to_string(),
+    })
+}
+
+/// Compares in a time that does not tell where they differ.
+fn same(given: &[u8], token: &[u8]) -> bool {
+    let differ = given.iter().zip(token).fold(0, |sum, (a, b)| sum | (a ^ b));
+    given.len() == token.len() && differ == 0
+}

@@ -1,0 +1,104 @@
+//! `tollgate serve`: starts the listeners, says what is promised and where, and ends in order.
+
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::Failure;
+use crate::admin::Admin;
+use crate::app::App;
+use crate::check::Api;
+use crate::cli::ServeArgs;
+use crate::gateway::Gateway;
+use crate::listen::{self, Wire};
+use crate::{explain, reload, salt, settings};
+
+/// Runs the server until it is told to stop (SIGTERM, SIGINT).
+///
+/// # Errors
+/// [`Failure`] when the configuration is wrong or an address is taken.
+pub fn run(arguments: &ServeArgs) -> Result<(), Failure> {
+    let (settings, set) = settings::load(arguments)?;
+    let (salt, salt_from) = salt::load(arguments.salt.as_deref(), settings.salt_file.as_deref())?;
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let layer = layer.with_ansi(std::io::stderr().is_terminal());
+    // A second subscriber in one process (a test) is no reason not to serve.
+    let _already = tracing_subscriber::registry().with(LevelFilter::INFO).with(layer).try_init();
+    let app = App::new(settings, set, salt, arguments.config.clone()).map_err(Failure::Impossible)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Impossible(format!("cannot start threads: {error}")))?;
+    runtime.block_on(serve(Arc::new(app), &salt_from))
+}
+
+async fn serve(app: Arc<App>, salt_from: &str) -> Result<(), Failure> {
+    let (stop, stopped) = watch::channel(false);
+    let mut listeners = JoinSet::new();
+    let mut lines = Vec::new();
+    if !app.settings.upstream.is_empty() {
+        let (listener, address) = bind(app.settings.listen).await?;
+        let gateway = Arc::new(Gateway::new(Arc::clone(&app)).map_err(Failure::Impossible)?);
+        let wire = Wire::of(&app).map_err(Failure::Impossible)?;
+        let scheme = if wire.tls.is_some() { "https" } else { "http" };
+        let origins: Vec<String> = app.settings.upstream.iter().map(ToString::to_string).collect();
+        lines.push(format!("gateway  {scheme}://{address} -> {}", origins.join(", ")));
+        listeners.spawn(listen::serve(listener, wire, Arc::clone(&app), gateway, stopped.clone()));
+    }
+    let (listener, address) = bind(app.settings.api).await?;
+    lines.push(format!("checks   http://{address}/v1/check and /v1/auth"));
+    let api = Arc::new(Api::new(Arc::clone(&app)));
+    listeners.spawn(listen::serve(listener, Wire::default(), Arc::clone(&app), api, stopped.clone()));
+    let (listener, address) = bind(app.settings.admin).await?;
+    lines.push(format!("admin    http://{address}/metrics"));
+    let admin = Arc::new(Admin::new(Arc::clone(&app)));
+    listeners.spawn(listen::serve(listener, Wire::default(), Arc::clone(&app), admin, stopped));
+    lines.push(format!("salt     {salt_from}"));
+    eprint!("{}", start_message(&app, &lines));
+    let watching = tokio::spawn(reload::watch(Arc::clone(&app)));
+    told_to_stop().await;
+    tracing::info!("stopping: requests under way may end, new ones are not taken");
+    app.stop();
+    watching.abort();
+    let _nobody_listens = stop.send(true);
+    while listeners.join_next().await.is_some() {}
+    Ok(())
+}
+
+async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
+    let taken = |error| Failure::Impossible(format!("cannot listen on {address}: {error}"));
+    let listener = TcpListener::bind(address).await.map_err(taken)?;
+    let bound = listener.local_addr().map_err(taken)?;
+    Ok((listener, bound))
+}
+
+fn start_message(app: &App, lines: &[String]) -> String {
+    let mut text = format!("tollgate {}\n", env!("CARGO_PKG_VERSION"));
+    for ready in app.limiter.policies().iter() {
+        text += &format!("{}\n", explain::headline(&ready.policy));
+    }
+    for line in lines {
+        text += &format!("  {line}\n");
+    }
+    text
+}
+
+async fn told_to_stop() {
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

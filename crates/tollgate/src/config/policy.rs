@@ -1,0 +1,304 @@
+//! The sections that make policies: `[[policy]]`, `[keys]` and `[jwt]`.
+
+use std::net::IpAddr;
+
+use http::HeaderName;
+use ipnet::IpNet;
+use tollgate_core::{Algorithm, Quota, Rule};
+
+use crate::config::Section;
+use crate::key::{MAX_SUBJECT_BYTES, fold};
+use crate::{
+    Class, Cost, DEFAULT_KEYS, Direction, List, MAX_POLICIES, Match, Missing, Placement, Policy, PolicySet,
+    Prefixes, Subject, Tier, Verifier,
+};
+
+/// The largest cost that one request may be charged by configuration.
+const MAX_COST: u64 = 1 << 40;
+
+/// The most memory that one policy's table may take, in bytes.
+const MAX_TABLE_BYTES: usize = 64 << 30;
+
+/// The longest pattern of a host or path, in bytes.
+const MAX_PATTERN_BYTES: usize = 1_024;
+
+impl PolicySet {
+    /// Reads the policies of a document. What is wrong is noted there, so the set means nothing unless the document then
+    /// finishes without problems.
+    pub fn read(root: &Section<'_>) -> Self {
+        let prefixes = root.section("keys").map(|keys| read_prefixes(&keys)).unwrap_or_default();
+        let verifier = root.section("jwt").and_then(|jwt| read_verifier(&jwt));
+        let mut set = PolicySet { policies: Vec::new(), prefixes, verifier };
+        let sections = root.sections("policy");
+        if sections.is_empty() {
+            root.problem(
+                "policy",
+                "there is no policy; write at least one [[policy]] with a name and a quota",
+            );
+        }
+        if sections.len() > MAX_POLICIES {
+            root.problem("policy", format!("at most {MAX_POLICIES} policies, found {}", sections.len()));
+        }
+        for section in sections.iter().take(MAX_POLICIES) {
+            let policy = read_policy(section);
+            section.finish();
+            let Some(policy) = policy else { continue };
+            if set.policies.iter().any(|other| other.name == policy.name) {
+                section.problem(
+                    "name",
+                    format!("another policy is named `{}`; names are distinct", policy.name),
+                );
+            }
+            let claims = policy.subjects.iter().any(|subject| matches!(subject, Subject::Claim(_)));
+            if claims && !root.has("jwt") {
+                section.problem("subject", "jwt: needs a [jwt] section that says how tokens are verified");
+            }
+            set.policies.push(policy);
+        }
+        set
+    }
+}
+
+fn read_prefixes(keys: &Section<'_>) -> Prefixes {
+    let usual = Prefixes::default();
+    let bits = |key, most, usual: u8| {
+        keys.integer(key, 1..=most).and_then(|bits| u8::try_from(bits).ok()).unwrap_or(usual)
+    };
+    let prefixes = Prefixes { v4: bits("ipv4_prefix", 32, usual.v4), v6: bits("ipv6_prefix", 128, usual.v6) };
+    // The salt is the deployment's, not the policies': whoever starts the limiter reads it.
+    keys.ignore(&["salt_file"]);
+    keys.finish();
+    prefixes
+}
+
+fn read_verifier(jwt: &Section<'_>) -> Option<Verifier> {
+    let algorithm = jwt.text("algorithm").unwrap_or("HS256");
+    let file = jwt.text("key_file");
+    let (issuer, audience) = (jwt.text("issuer"), jwt.text("audience"));
+    jwt.finish();
+    let Some(file) = file else {
+        jwt.problem("key_file", "missing; the file with the shared secret, or the public key in PEM");
+        return None;
+    };
+    let path = jwt.document().beside(file);
+    let key = std::fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()));
+    #[cfg(feature = "jwt")]
+    let verifier = key.and_then(|key| Verifier::new(algorithm, &key, issuer, audience));
+    #[cfg(not(feature = "jwt"))]
+    let verifier: Result<Verifier, String> = key.and_then(|_| {
+        let _unused = (algorithm, issuer, audience);
+        Err("this build cannot verify tokens; build with the feature `jwt`".to_owned())
+    });
+    verifier.map_err(|error| jwt.problem("key_file", error)).ok()
+}
+
+fn read_policy(section: &Section<'_>) -> Option<Policy> {
+    let name = section.parse("name", policy_name);
+    if !section.has("name") {
+        section.problem("name", "missing; every policy has a name");
+    }
+    let rule = read_rule(section);
+    let matches = section.section("match").map(|matches| read_match(&matches)).unwrap_or_default();
+    let subjects = section.list("subject", str::parse::<Subject>);
+    let cost = read_cost(section);
+    let missing = section.parse("missing", str::parse::<Missing>);
+    let placement = section.parse("placement", placement);
+    let on_unavailable = read_direction(section);
+    let shadow = section.boolean("shadow").unwrap_or(false);
+    let (allow, deny) = (read_list(section, "allow"), read_list(section, "deny"));
+    let keys = section.integer("keys", 1..=1 << 32).and_then(|keys| usize::try_from(keys).ok());
+    let when_full = section.parse("when_full", str::parse).unwrap_or_default();
+    let tiers: Vec<Tier> =
+        section.sections("tier").iter().filter_map(|tier| read_tier(tier, section)).collect();
+    let mut policy = Policy::named(&name?, rule?);
+    let capacity = policy.rule.capacity();
+    if let Some(cost) = cost {
+        if matches!(cost, Cost::Fixed(cost) if cost > capacity) {
+            section
+                .problem("cost", format!("more than the {capacity} units that the quota ever gives at once"));
+        }
+        policy.cost = cost;
+    }
+    if !subjects.is_empty() {
+        policy.subjects = subjects;
+    }
+    policy.keys = keys.unwrap_or(DEFAULT_KEYS);
+    if policy.subjects.iter().all(|subject| matches!(subject, Subject::Const(_))) && keys.is_none() {
+        policy.keys = policy.subjects.len();
+    }
+    policy.missing = missing.unwrap_or(policy.missing);
+    policy.placement = placement.unwrap_or(policy.placement);
+    policy.on_unavailable = on_unavailable.unwrap_or(policy.on_unavailable);
+    Policy { matches, shadow, allow, deny, when_full, tiers, ..policy }.fitting(section)
+}
+
+impl Policy {
+    fn fitting(self, section: &Section<'_>) -> Option<Policy> {
+        let bytes = tollgate_store::Table::bytes_for(self.keys, self.words());
+        if bytes > MAX_TABLE_BYTES {
+            let most = MAX_TABLE_BYTES >> 30;
+            section.problem(
+                "keys",
+                format!("the table would take {} GiB, at most {most}; fewer keys", bytes >> 30),
+            );
+            return None;
+        }
+        Some(self)
+    }
+}
+
+fn policy_name(name: &str) -> Result<String, String> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > 64 || !name.chars().all(fine) {
+        return Err(format!("`{name}` is no name; 1 to 64 letters, digits, `-`, `_` and `.`"));
+    }
+    Ok(name.to_owned())
+}
+
+fn placement(name: &str) -> Result<Placement, String> {
+    match name {
+        "divided" | "durable" | "strict" | "leased" | "sharded" | "approximate" | "layered" => {
+            Err(format!("`{name}` needs a store beyond this process; on memory: the only placement is local"))
+        }
+        _ => name.parse().map_err(|_| format!("`{name}` is no placement; expected local")),
+    }
+}
+
+fn read_rule(section: &Section<'_>) -> Option<Rule> {
+    if !section.has("quota") {
+        section.problem("quota", "missing; for example \"100/1m burst 20\"");
+    }
+    let quota = section.parse("quota", str::parse::<Quota>);
+    let algorithm = if section.has("algorithm") {
+        section.parse("algorithm", str::parse::<Algorithm>)
+    } else {
+        Some(Algorithm::Gcra)
+    };
+    let jitter = section.boolean("jittered_edges").unwrap_or(false);
+    let rule = Rule::new(quota?, algorithm?).map_err(|error| section.problem("quota", error)).ok()?;
+    Some(rule.with_jittered_edges(jitter))
+}
+
+fn read_tier(tier: &Section<'_>, policy: &Section<'_>) -> Option<Tier> {
+    let name = tier.parse("name", policy_name);
+    let subjects = tier.list("subjects", subject_text);
+    if subjects.is_empty() {
+        tier.problem("subjects", "missing; the subjects that are in this tier");
+    }
+    let quota = tier.parse("quota", str::parse::<Quota>);
+    if !tier.has("quota") {
+        tier.problem("quota", "missing; for example \"1000/1m\"");
+    }
+    tier.finish();
+    let algorithm = policy.text("algorithm").and_then(|name| name.parse().ok()).unwrap_or(Algorithm::Gcra);
+    let rule = Rule::new(quota?, algorithm).map_err(|error| tier.problem("quota", error)).ok()?;
+    let jitter = policy.boolean("jittered_edges").unwrap_or(false);
+    Some(Tier { name: name?, subjects, rule: rule.with_jittered_edges(jitter) })
+}
+
+fn subject_text(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() > MAX_SUBJECT_BYTES {
+        return Err(format!("a subject has 1 to {MAX_SUBJECT_BYTES} bytes"));
+    }
+    Ok(text.to_owned())
+}
+
+fn read_match(section: &Section<'_>) -> Match {
+    let pattern = |text: &str| {
+        if text.is_empty() || text.len() > MAX_PATTERN_BYTES {
+            return Err(format!("a pattern has 1 to {MAX_PATTERN_BYTES} bytes"));
+        }
+        Ok(text.to_owned())
+    };
+    let path = |text: &str| {
+        if !text.starts_with(['/', '*']) {
+            return Err(format!("`{text}` matches no path; begin it with / or *"));
+        }
+        // Patterns meet paths without a slash at the end.
+        pattern(if text.len() > 1 { text.strip_suffix('/').unwrap_or(text) } else { text })
+    };
+    let method = |text: &str| {
+        let token = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        if token { Ok(text.to_ascii_uppercase()) } else { Err(format!("`{text}` is no method")) }
+    };
+    let headers = section.section("header").map(|headers| {
+        let texts = headers.texts();
+        let named = texts.into_iter().filter_map(|(name, value)| match name.parse::<HeaderName>() {
+            Ok(header) => Some((header, value.to_owned())),
+            Err(_) => {
+                headers.problem(name, "not the name of a header field");
+                None
+            }
+        });
+        named.collect()
+    });
+    let matches = Match {
+        methods: section.list("method", method),
+        hosts: section.list("host", pattern),
+        paths: section.list("path", path),
+        headers: headers.unwrap_or_default(),
+    };
+    section.finish();
+    matches
+}
+
+fn read_cost(section: &Section<'_>) -> Option<Cost> {
+    if !section.has("cost") {
+        return None;
+    }
+    if !section.is_section("cost") {
+        return section.integer("cost", 0..=MAX_COST).map(Cost::Fixed);
+    }
+    let cost = section.section("cost")?;
+    let max = cost.integer("max", 1..=MAX_COST);
+    if !cost.has("max") {
+        cost.problem("max", "missing; a cost that the request states needs a ceiling");
+    }
+    let header = cost.parse("header", |name| {
+        name.parse::<HeaderName>().map_err(|_| format!("`{name}` is not the name of a header field"))
+    });
+    let per = cost.size("size", 1..=1 << 40);
+    let default = cost.integer("default", 1..=MAX_COST);
+    if cost.has("header") == cost.has("size") {
+        cost.problem("header", "expected either `header` or `size` to say what is counted");
+    }
+    cost.finish();
+    match (header, per) {
+        (Some(name), None) => Some(Cost::Header { name, max: max?, default: default.unwrap_or(1) }),
+        (None, Some(per)) => Some(Cost::Size { per, max: max? }),
+        _ => None,
+    }
+}
+
+fn read_direction(section: &Section<'_>) -> Option<Direction> {
+    let direction = section.parse("on_unavailable", str::parse::<Direction>);
+    let class = section.parse("class", str::parse::<Class>);
+    if section.has("on_unavailable") && section.has("class") {
+        section.problem("class", "says what on_unavailable says already; give one of the two");
+    }
+    direction.or(class.map(Class::direction))
+}
+
+fn read_list(section: &Section<'_>, key: &str) -> List {
+    enum Entry {
+        Network(IpNet),
+        Subject(String),
+    }
+    let entries = section.list(key, |text| {
+        if let Some(subject) = text.strip_prefix("subject:") {
+            return subject_text(subject).map(Entry::Subject);
+        }
+        let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(|a| IpNet::from(fold(a))));
+        network.map(Entry::Network).map_err(|_| {
+            format!("`{text}` is no network; expected an address such as 10.0.0.0/8, or subject:NAME")
+        })
+    });
+    let mut list = List::default();
+    for entry in entries {
+        match entry {
+            Entry::Network(network) => list.networks.push(network),
+            Entry::Subject(subject) => list.subjects.push(subject),
+        }
+    }
+    list
+}

@@ -1,0 +1,203 @@
+//! What comes back: total, with no error to forget.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use tollgate_core::{Fingerprint, Outcome, Verdict};
+
+use crate::policies::Policies;
+use crate::policy::Policy;
+
+/// The most policies that may watch one request beside those that are enforced.
+pub const MAX_SHADOWS: usize = 8;
+
+/// The decision about one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Go on.
+    Admit(Standing),
+    /// Do not.
+    Refuse(Refusal),
+}
+
+impl Decision {
+    /// What a limiter without policies says: it limits nothing.
+    pub(crate) const UNLIMITED: Decision = Decision::Admit(Standing {
+        limit: u64::MAX,
+        remaining: u64::MAX,
+        reset_after: Duration::ZERO,
+        wait: Duration::ZERO,
+    });
+
+    /// Whether the answer is yes.
+    pub const fn is_admit(&self) -> bool {
+        matches!(self, Decision::Admit(_))
+    }
+}
+
+/// Where a key stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Units that a rested key may spend at once.
+    pub limit: u64,
+    /// Units that are left.
+    pub remaining: u64,
+    /// Until all are back.
+    pub reset_after: Duration,
+    /// How long to wait before going on: more than zero only for a leaky queue.
+    pub wait: Duration,
+}
+
+/// A refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// When the same will be admitted, if nobody else is; `None` when it never will: it costs more than the capacity.
+    pub retry_after: Option<Duration>,
+    /// Whether the fault is ours: there was no room to count the key.
+    pub unavailable: bool,
+    /// Where the key stands.
+    pub standing: Standing,
+}
+
+impl From<Outcome> for Decision {
+    fn from(outcome: Outcome) -> Self {
+        let standing = Standing {
+            limit: outcome.limit,
+            remaining: outcome.remaining,
+            reset_after: Duration::from_nanos(outcome.reset_after),
+            wait: Duration::ZERO,
+        };
+        let refuse =
+            |retry_after, unavailable| Decision::Refuse(Refusal { retry_after, unavailable, standing });
+        match outcome.verdict {
+            Verdict::Admit { wait } => {
+                Decision::Admit(Standing { wait: Duration::from_nanos(wait), ..standing })
+            }
+            Verdict::Refuse { retry_after } => refuse(Some(Duration::from_nanos(retry_after)), false),
+            Verdict::Full { retry_after } => refuse(Some(Duration::from_nanos(retry_after)), true),
+            Verdict::Never => refuse(None, false),
+        }
+    }
+}
+
+/// Why a request was answered as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Every policy admits it, or none is about it.
+    Admitted,
+    /// A policy refuses it for now: 429.
+    Throttled,
+    /// It costs more than a policy can ever give: 429 without a time.
+    TooCostly,
+    /// The count could not be kept: 503.
+    Unavailable,
+    /// It is on a deny list: 403.
+    Blocked,
+    /// It has no subject, and the policy wants one: 400.
+    NoSubject,
+    /// Its cost header is not a number: 400.
+    BadCost,
+    /// No policy has the name that was asked for: 404.
+    UnknownPolicy,
+}
+
+impl Reason {
+    /// The name used in bodies, logs and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::Admitted => "admit",
+            Reason::Throttled => "refuse",
+            Reason::TooCostly => "never",
+            Reason::Unavailable => "unavailable",
+            Reason::Blocked => "blocked",
+            Reason::NoSubject => "no_subject",
+            Reason::BadCost => "bad_cost",
+            Reason::UnknownPolicy => "unknown_policy",
+        }
+    }
+}
+
+/// One policy's part in a ruling.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// The policy's number.
+    pub(crate) policy: u16,
+    /// Who was counted.
+    pub key: Fingerprint,
+    /// What was asked for.
+    pub cost: u64,
+    /// What was decided.
+    pub outcome: Outcome,
+}
+
+/// The decision about a request: that of every policy it meets, and what follows from them.
+#[derive(Clone, Debug)]
+pub struct Ruling {
+    /// Why.
+    pub reason: Reason,
+    /// When it was decided, in nanoseconds since the Unix epoch.
+    pub now: u64,
+    pub(crate) policies: Arc<Policies>,
+    pub(crate) scope: Option<u16>,
+    pub(crate) parts: ArrayVec<Part, { tollgate_store::MAX_CHARGES }>,
+    pub(crate) shadows: ArrayVec<Part, MAX_SHADOWS>,
+}
+
+impl Ruling {
+    pub(crate) fn new(policies: Arc<Policies>, now: u64, reason: Reason, scope: Option<u16>) -> Self {
+        Ruling { reason, now, policies, scope, parts: ArrayVec::new(), shadows: ArrayVec::new() }
+    }
+
+    /// Whether the request may go on.
+    pub fn is_admit(&self) -> bool {
+        self.reason == Reason::Admitted
+    }
+
+    /// The policies that were decided together, in their order, each with its part.
+    pub fn parts(&self) -> impl Iterator<Item = (&Policy, &Part)> {
+        self.named(&self.parts)
+    }
+
+    /// The policies that only watched.
+    pub fn shadows(&self) -> impl Iterator<Item = (&Policy, &Part)> {
+        self.named(&self.shadows)
+    }
+
+    fn named<'s>(&'s self, parts: &'s [Part]) -> impl Iterator<Item = (&'s Policy, &'s Part)> {
+        parts.iter().filter_map(|part| Some((self.policies.get(part.policy)?, part)))
+    }
+
+    /// The policies that refused.
+    pub fn violated(&self) -> impl Iterator<Item = &Policy> {
+        self.parts().filter(|(_, part)| !part.outcome.verdict.is_admit()).map(|(policy, _)| policy)
+    }
+
+    /// The policy that fired: of those that refused the one with the longest wait.
+    pub fn scope(&self) -> Option<&Policy> {
+        self.scope.and_then(|index| self.policies.get(index))
+    }
+
+    /// Nanoseconds until the same request is admitted, if nothing else is; `None` for what has no such time.
+    pub fn retry_after(&self) -> Option<u64> {
+        let refused = |part: &Part| match part.outcome.verdict {
+            Verdict::Refuse { retry_after } | Verdict::Full { retry_after } => Some(retry_after),
+            _ => None,
+        };
+        match self.reason {
+            Reason::Throttled | Reason::Unavailable => self.parts.iter().filter_map(refused).max(),
+            _ => None,
+        }
+    }
+
+    /// Nanoseconds to wait before going on: the longest of the leaky queues'.
+    pub fn wait(&self) -> u64 {
+        let wait = |part: &Part| if let Verdict::Admit { wait } = part.outcome.verdict { wait } else { 0 };
+        if self.is_admit() { self.parts.iter().map(wait).max().unwrap_or(0) } else { 0 }
+    }
+
+    /// The set of policies that decided.
+    pub fn policies(&self) -> &Policies {
+        &self.policies
+    }
+}

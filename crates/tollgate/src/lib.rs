@@ -1,0 +1,84 @@
+//! A rate limiter that keeps its word: the number published is the number enforced.
+//!
+//! # One quota
+//!
+//! ```
+//! use tollgate::{Capacity, Decision, Limiter, Quota};
+//!
+//! let limiter = Limiter::in_process(Quota::per_minute(100).burst(20)?, Capacity::keys(1_000_000));
+//! match limiter.check("alice") {
+//!     Decision::Admit(standing) => assert_eq!(standing.remaining, 19),
+//!     Decision::Refuse(refusal) => println!("come back in {:?}", refusal.retry_after),
+//! }
+//! # Ok::<(), tollgate::QuotaError>(())
+//! ```
+//!
+//! [`Limiter::check`] neither awaits nor allocates. At most `burst + rate * t` units are admitted to a subject in any interval
+//! of length t, whatever the threads, bursts and clock steps: see [`Bound`].
+//!
+//! # Policies
+//!
+//! What is counted and how can be written down in a file, and be about many kinds of requests at once:
+//!
+//! ```
+//! use http::HeaderMap;
+//! use tollgate::{Limiter, Request};
+//!
+//! let limiter = Limiter::from_toml(r#"
+//!     [[policy]]
+//!     name = "login"
+//!     match = { method = "POST", path = "/login" }
+//!     subject = ["header:x-user-id", "address"]
+//!     quota = "5/1m"
+//! "#)?;
+//! let headers = HeaderMap::new();
+//! let request = Request {
+//!     method: "POST",
+//!     host: "example.com",
+//!     path: "/login",
+//!     query: None,
+//!     headers: &headers,
+//!     address: Some([192, 0, 2, 1].into()),
+//!     size: None,
+//! };
+//! # pollster::block_on(async {
+//! let ruling = limiter.decide(&request).await;
+//! assert!(ruling.is_admit());
+//! # });
+//! # Ok::<(), tollgate::Problems>(())
+//! ```
+//!
+//! All policies that a request meets are decided together: all admit and are charged, or none is charged. A decision is
+//! total; what went wrong is in it.
+
+pub mod client;
+mod clock;
+pub mod config;
+pub mod contract;
+mod decision;
+mod key;
+mod limiter;
+mod matching;
+mod policies;
+mod policy;
+mod request;
+mod token;
+
+pub use clock::Clock;
+pub use config::{Problem, Problems};
+pub use decision::{Decision, MAX_SHADOWS, Part, Reason, Refusal, Ruling, Standing};
+pub use key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt, fold};
+pub use limiter::{Capacity, Limiter};
+pub use matching::{Match, path_matches};
+pub use policies::{Check, MAX_POLICIES, Policies, PolicySet};
+pub use policy::{
+    Class, Cost, DEFAULT_KEYS, Direction, List, Missing, Placement, Policy, Ready, Subject, Tier,
+};
+pub use request::Request;
+pub use token::Verifier;
+
+pub use tollgate_core::{
+    Algorithm, Bound, Fingerprint, Outcome, Quota, QuotaError, Rate, Rule, RuleError, SECOND, Verdict,
+    parse_duration, show_duration,
+};
+pub use tollgate_store::{Answer, Demand, Events, MAX_CHARGES, MAX_KEYS, Memory, Store, Table, WhenFull};

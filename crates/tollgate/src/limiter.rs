@@ -1,0 +1,261 @@
+//! The decision path: policies that match, keys, one demand, the store, a ruling.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use tollgate_core::{Charge, Quota, Rule};
+use tollgate_store::{Demand, Memory, Rules, Store, Table, WhenFull};
+
+use crate::clock::Clock;
+use crate::config::Problems;
+use crate::key::Salt;
+use crate::policies::{Check, Early, Plan, Policies, PolicySet, parts, rule_on};
+use crate::policy::{Cost, DEFAULT_KEYS, Direction, List, Missing, Placement, Policy, Ready, Subject};
+use crate::{Decision, Match, Request, Ruling};
+
+/// How many keys an in-process limiter counts, and what it does with more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    keys: usize,
+    when_full: WhenFull,
+}
+
+impl Capacity {
+    /// Room for `keys` live keys; when they are more, they share (never over a bound).
+    pub const fn keys(keys: usize) -> Self {
+        Capacity { keys, when_full: WhenFull::Share }
+    }
+
+    /// Another choice for when the room is used up.
+    #[must_use]
+    pub const fn when_full(mut self, when_full: WhenFull) -> Self {
+        self.when_full = when_full;
+        self
+    }
+}
+
+/// Decides, by policies, over a store.
+#[derive(Debug)]
+pub struct Limiter<S = Memory> {
+    active: ArcSwap<Active<S>>,
+    clock: Clock,
+    salt: Salt,
+    /// Held while policies are exchanged, so that reloads come one after the other.
+    reloading: Mutex<()>,
+}
+
+/// One generation of policies, and where they are counted.
+#[derive(Debug)]
+struct Active<S> {
+    policies: Arc<Policies>,
+    store: S,
+}
+
+impl Limiter<Memory> {
+    /// A limiter with one GCRA quota, counted in this process.
+    pub fn in_process(quota: Quota, capacity: Capacity) -> Self {
+        let mut policy = Policy::named("default", Rule::gcra(quota));
+        (policy.keys, policy.when_full) = (capacity.keys, capacity.when_full);
+        Limiter::new(
+            PolicySet { policies: vec![policy], ..PolicySet::default() },
+            Salt::random(),
+            Clock::system(),
+        )
+    }
+
+    /// A limiter with the policies of a file's text (`[[policy]]`, `[keys]`, `[jwt]`), counted in this process.
+    ///
+    /// # Errors
+    /// [`Problems`]: everything that is wrong, each with its line.
+    pub fn from_toml(text: &str) -> Result<Self, Problems> {
+        Ok(Limiter::new(PolicySet::from_toml(text)?, Salt::random(), Clock::system()))
+    }
+
+    /// A limiter over this set, salt and clock.
+    pub fn new(set: PolicySet, salt: Salt, clock: Clock) -> Self {
+        let policies = Policies::new(set, &salt, 1);
+        let store = Memory::new(policies.iter().map(|ready| ready.policy.table()));
+        let active = ArcSwap::from_pointee(Active { policies: Arc::new(policies), store });
+        Limiter { active, clock, salt, reloading: Mutex::new(()) }
+    }
+
+    /// Charges `subject` one unit under the first policy. No await, no allocation, no lock that is held for long.
+    pub fn check(&self, subject: impl AsRef<[u8]>) -> Decision {
+        self.check_at(subject, 1, self.clock.now())
+    }
+
+    /// Where `subject` stands under the first policy, without charging it.
+    pub fn peek(&self, subject: impl AsRef<[u8]>) -> Decision {
+        self.check_at(subject, 0, self.clock.now())
+    }
+
+    /// Charges `subject` `cost` units under the first policy, at the time `now` in nanoseconds since the Unix epoch.
+    pub fn check_at(&self, subject: impl AsRef<[u8]>, cost: u64, now: u64) -> Decision {
+        let active = self.active.load();
+        let Some(ready) = active.policies.iter().next() else { return Decision::UNLIMITED };
+        let (key, rule) = ready.key(subject.as_ref());
+        active.store.check(&Charge { policy: 0, key, rule, cost }, now).into()
+    }
+
+    /// Exchanges the policies. What is under way ends under the old ones; usage is kept for every policy whose name stays,
+    /// and a changed quota applies to it at once. Gives the new generation.
+    pub fn reload(&self, set: PolicySet) -> u64 {
+        let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.active.load_full();
+        let policies = Policies::new(set, &self.salt, before.policies.generation + 1);
+        let now = self.clock.now();
+        let tables = policies.iter().map(|ready| {
+            let old = before.policies.named(&ready.policy.name);
+            let kept = old.and_then(|old| Some((old, before.store.table(old.index)?)));
+            kept.map_or_else(
+                || Arc::new(ready.policy.table()),
+                |(old, table)| carried(old, table, ready, now),
+            )
+        });
+        let store = Memory::new(tables);
+        let generation = policies.generation;
+        self.active.store(Arc::new(Active { policies: Arc::new(policies), store }));
+        generation
+    }
+
+    /// Forgets one subject of a policy, so that it is as new. `None` without such a policy, else whether it was known.
+    pub fn reset(&self, policy: &str, subject: &str) -> Option<bool> {
+        let active = self.active.load();
+        let ready = active.policies.named(policy)?;
+        Some(active.store.forget(ready.index, ready.key(subject.as_bytes()).0))
+    }
+
+    /// The table of each policy.
+    pub fn tables(&self) -> Vec<(String, Arc<Table>)> {
+        let active = self.active.load();
+        let table =
+            |ready: &Ready| Some((ready.policy.name.clone(), Arc::clone(active.store.table(ready.index)?)));
+        active.policies.iter().filter_map(table).collect()
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// Decides a request by every policy that it meets: all admit and are charged, or none is charged.
+    pub async fn decide(&self, request: &Request<'_>) -> Ruling {
+        self.decide_plan(|policies| policies.plan(request, false)).await
+    }
+
+    /// What [`Limiter::decide`] would make of a request: the standing of every policy, charging none.
+    pub async fn look(&self, request: &Request<'_>) -> Ruling {
+        self.decide_plan(|policies| policies.plan(request, true)).await
+    }
+
+    /// Decides checks by name, together.
+    pub async fn decide_checks(&self, checks: &[Check<'_>]) -> Ruling {
+        self.decide_plan(|policies| policies.plan_checks(checks)).await
+    }
+
+    async fn decide_plan(&self, plan: impl FnOnce(&Policies) -> Result<Plan<'_>, Early>) -> Ruling {
+        let active = self.active.load_full();
+        let now = self.clock.now();
+        let policies = Arc::clone(&active.policies);
+        let plan = match plan(&active.policies) {
+            Ok(plan) => plan,
+            Err((reason, scope)) => return Ruling::new(policies, now, reason, scope),
+        };
+        let answer = active.store.decide(&plan.demand, now).await;
+        let mut ruling = rule_on(policies, &plan.demand, &answer);
+        for charge in &plan.shadows {
+            let mut alone = Demand::new();
+            if alone.push(*charge).is_ok() {
+                let answer = active.store.decide(&alone, now).await;
+                ruling.shadows.extend(parts(std::slice::from_ref(charge), &answer));
+            }
+        }
+        ruling
+    }
+
+    /// The policies in force.
+    pub fn policies(&self) -> Arc<Policies> {
+        Arc::clone(&self.active.load().policies)
+    }
+
+    /// The clock.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+}
+
+impl Policy {
+    /// A policy about everything, counting by client address, with nothing out of the ordinary.
+    pub fn named(name: &str, rule: Rule) -> Self {
+        Policy {
+            name: name.to_owned(),
+            matches: Match::default(),
+            subjects: vec![Subject::Address],
+            missing: Missing::Reject,
+            rule,
+            cost: Cost::Fixed(1),
+            placement: Placement::Local,
+            on_unavailable: Direction::Refuse,
+            shadow: false,
+            tiers: Vec::new(),
+            allow: List::default(),
+            deny: List::default(),
+            keys: DEFAULT_KEYS,
+            when_full: WhenFull::default(),
+        }
+    }
+
+    /// Words that the longest state among its tiers takes.
+    pub fn words(&self) -> usize {
+        self.tiers.iter().map(|tier| tier.rule.words()).fold(self.rule.words(), usize::max)
+    }
+
+    fn table(&self) -> Table {
+        Table::new(self.keys, self.words(), self.when_full)
+    }
+}
+
+/// The table of a policy that stays, with its states carried over to the new rules. Its size stays too.
+fn carried(old: &Ready, table: &Arc<Table>, new: &Ready, now: u64) -> Arc<Table> {
+    let change = Change::between(old, new);
+    let words = new.policy.words();
+    let same = change.is_none() && words <= table.words() && new.policy.when_full == table.when_full();
+    if same {
+        return Arc::clone(table);
+    }
+    let change = change.unwrap_or_else(|| Change::all(old, new));
+    table.carry(words, new.policy.when_full, &change, now).map_or_else(|| Arc::clone(table), Arc::new)
+}
+
+/// The rules before and after, by key.
+struct Change {
+    usual: (Rule, Rule),
+    exceptions: HashMap<u64, (Rule, Rule)>,
+}
+
+impl Change {
+    /// What differs, if anything does.
+    fn between(old: &Ready, new: &Ready) -> Option<Change> {
+        let change = Change::all(old, new);
+        let differs = |(before, after): &(Rule, Rule)| before != after;
+        let any = differs(&change.usual) || change.exceptions.values().any(differs);
+        any.then_some(change)
+    }
+
+    fn all(old: &Ready, new: &Ready) -> Change {
+        let usual = (old.policy.rule, new.policy.rule);
+        let mut exceptions = HashMap::new();
+        for (key, rule) in old.exceptions() {
+            exceptions.insert(Table::tag(key), (*rule, usual.1));
+        }
+        for (key, rule) in new.exceptions() {
+            exceptions.entry(Table::tag(key)).or_insert(usual).1 = *rule;
+        }
+        Change { usual, exceptions }
+    }
+}
+
+impl Rules for Change {
+    fn of(&self, tag: Option<u64>) -> (&Rule, &Rule) {
+        let (old, new) = tag.and_then(|tag| self.exceptions.get(&tag)).unwrap_or(&self.usual);
+        (old, new)
+    }
+}

@@ -1,0 +1,186 @@
+//! A set of policies, ready to decide: which ones a request meets, and with which keys.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use tollgate_core::{Charge, Verdict};
+use tollgate_store::{Answer, Demand};
+
+use crate::decision::MAX_SHADOWS;
+use crate::key::{Prefixes, Salt};
+use crate::policy::{Policy, Reading, Ready};
+use crate::token::{Tokens, Verifier};
+use crate::{Part, Reason, Request, Ruling};
+
+/// The most policies in one set.
+pub const MAX_POLICIES: usize = 1_024;
+
+/// Policies as they were read: valid, but without the salt that makes keys of subjects.
+#[derive(Clone, Debug, Default)]
+pub struct PolicySet {
+    /// The policies, in the file's order. At most [`MAX_POLICIES`], names distinct.
+    pub policies: Vec<Policy>,
+    /// How much of an address is one subject.
+    pub prefixes: Prefixes,
+    /// What verifies tokens.
+    pub verifier: Option<Verifier>,
+}
+
+/// Policies with their keys: one generation of the configuration.
+#[derive(Clone, Debug)]
+pub struct Policies {
+    ready: Vec<Ready>,
+    prefixes: Prefixes,
+    verifier: Option<Verifier>,
+    /// Counts up with every reload, from 1.
+    pub generation: u64,
+}
+
+/// What a request asks of the store: the enforced charges as one demand, the watching ones apart.
+pub(crate) struct Plan<'p> {
+    pub(crate) demand: Demand<'p>,
+    pub(crate) shadows: ArrayVec<Charge<'p>, MAX_SHADOWS>,
+}
+
+/// Why there is nothing to ask: the reason and the policy.
+pub(crate) type Early = (Reason, Option<u16>);
+
+/// One check by name: a policy, a subject that is used as it is, and a cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Check<'a> {
+    /// The policy's name.
+    pub policy: &'a str,
+    /// Who is charged.
+    pub subject: &'a str,
+    /// Units; 0 looks. Without it, the policy's fixed cost, or 1.
+    pub cost: Option<u64>,
+}
+
+impl Policies {
+    /// Joins a set with the deployment's salt.
+    pub fn new(set: PolicySet, salt: &Salt, generation: u64) -> Self {
+        let PolicySet { policies, prefixes, verifier } = set;
+        let ready = (0..).zip(policies).map(|(index, policy)| Ready::new(policy, index, salt)).collect();
+        Policies { ready, prefixes, verifier, generation }
+    }
+
+    /// The policies with their keys.
+    pub fn iter(&self) -> impl Iterator<Item = &Ready> {
+        self.ready.iter()
+    }
+
+    /// The policy with this number.
+    pub fn get(&self, index: u16) -> Option<&Policy> {
+        self.ready.get(usize::from(index)).map(|ready| &ready.policy)
+    }
+
+    /// The policy with this name.
+    pub fn named(&self, name: &str) -> Option<&Ready> {
+        self.ready.iter().find(|ready| ready.policy.name == name)
+    }
+
+    /// The policies that a request meets, in order, with what each makes of it (the subject is shown, so this is for
+    /// `explain`, not for logs).
+    pub fn explain(&self, request: &Request<'_>) -> Vec<(&Ready, Option<(String, String)>)> {
+        let tokens = Tokens::new(self.verifier.as_ref());
+        let path = request.normal_path();
+        let met = self.ready.iter().filter(|ready| ready.policy.matches.matches(request, &path));
+        met.map(|ready| {
+            let find =
+                |source| crate::policy::find(source, request, &tokens, self.prefixes).map(|s| (source, s));
+            let found = ready.policy.subjects.iter().find_map(find);
+            let shown =
+                found.map(|(source, s)| (source.to_string(), String::from_utf8_lossy(&s).into_owned()));
+            (ready, shown)
+        })
+        .collect()
+    }
+
+    /// The charges of a request, or why it is answered without the store.
+    pub(crate) fn plan(&self, request: &Request<'_>, peek: bool) -> Result<Plan<'_>, Early> {
+        let tokens = Tokens::new(self.verifier.as_ref());
+        let path = request.normal_path();
+        let mut plan = Plan { demand: Demand::new(), shadows: ArrayVec::new() };
+        for ready in self.ready.iter().filter(|ready| ready.policy.matches.matches(request, &path)) {
+            let cost = if peek { Ok(0) } else { ready.policy.cost.of(request) };
+            let reading = ready.read(request, &tokens, self.prefixes);
+            plan.add(ready, reading, cost.map_err(|_| Reason::BadCost))?;
+        }
+        Ok(plan)
+    }
+
+    /// The charges of checks by name.
+    pub(crate) fn plan_checks(&self, checks: &[Check<'_>]) -> Result<Plan<'_>, Early> {
+        let mut plan = Plan { demand: Demand::new(), shadows: ArrayVec::new() };
+        for check in checks {
+            let ready = self.named(check.policy).ok_or((Reason::UnknownPolicy, None))?;
+            let usual = if let crate::Cost::Fixed(cost) = ready.policy.cost { cost } else { 1 };
+            let reading = ready.read_subject(check.subject.as_bytes());
+            plan.add(ready, reading, Ok(check.cost.unwrap_or(usual)))?;
+        }
+        Ok(plan)
+    }
+}
+
+impl<'p> Plan<'p> {
+    fn add(
+        &mut self,
+        ready: &'p Ready,
+        reading: Reading<'p>,
+        cost: Result<u64, Reason>,
+    ) -> Result<(), Early> {
+        let shadow = ready.policy.shadow;
+        let scope = Some(ready.index);
+        let (key, rule) = match reading {
+            Reading::Key { key, rule } => (key, rule),
+            Reading::Pass => return Ok(()),
+            _ if shadow => return Ok(()),
+            Reading::Denied => return Err((Reason::Blocked, scope)),
+            Reading::NoSubject => return Err((Reason::NoSubject, scope)),
+        };
+        let cost = match cost {
+            Ok(cost) => cost,
+            Err(_) if shadow => return Ok(()),
+            Err(reason) => return Err((reason, scope)),
+        };
+        let charge = Charge { policy: ready.index, key, rule, cost };
+        if shadow {
+            // One that finds no room only fails to watch.
+            let _unwatched = self.shadows.try_push(charge);
+            return Ok(());
+        }
+        self.demand.push(charge).map(drop).map_err(|_| (Reason::Unavailable, scope))
+    }
+}
+
+/// What the store answered to a demand, as a ruling.
+pub(crate) fn rule_on(policies: Arc<Policies>, demand: &Demand<'_>, answer: &Answer) -> Ruling {
+    let mut ruling = Ruling::new(policies, answer.now, Reason::Admitted, None);
+    ruling.parts = parts(demand.charges(), answer).collect();
+    if answer.is_admit() {
+        return ruling;
+    }
+    // No retry helps one that never fits; a key's own refusal says more than our lack of room.
+    let rank = |part: &Part| match part.outcome.verdict {
+        Verdict::Admit { .. } => (0, 0, Reason::Admitted),
+        Verdict::Full { retry_after } => (1, retry_after, Reason::Unavailable),
+        Verdict::Refuse { retry_after } => (2, retry_after, Reason::Throttled),
+        Verdict::Never => (3, 0, Reason::TooCostly),
+    };
+    if let Some(worst) = ruling.parts.iter().max_by_key(|part| (rank(part).0, rank(part).1)) {
+        (ruling.reason, ruling.scope) = (rank(worst).2, Some(worst.policy));
+    }
+    if ruling.reason == Reason::Admitted {
+        ruling.reason = Reason::Unavailable;
+    }
+    ruling
+}
+
+pub(crate) fn parts<'a>(charges: &'a [Charge<'_>], answer: &'a Answer) -> impl Iterator<Item = Part> + 'a {
+    charges.iter().zip(answer.outcomes()).map(|(charge, outcome)| Part {
+        policy: charge.policy,
+        key: charge.key,
+        cost: charge.cost,
+        outcome: *outcome,
+    })
+}

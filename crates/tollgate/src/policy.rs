@@ -1,0 +1,364 @@
+//! A policy: which requests it is about, who is counted, how much is allowed, and what happens when that cannot be told.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use http::HeaderName;
+use ipnet::IpNet;
+use tollgate_core::{Fingerprint, Rule};
+use tollgate_store::WhenFull;
+
+use crate::key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt, fold};
+use crate::matching::Match;
+use crate::{Request, token::Tokens};
+
+/// Keys that a policy's table is built for, unless it says otherwise.
+pub const DEFAULT_KEYS: usize = 100_000;
+
+/// A named rule.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// Its name: 1 to 64 letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Which requests it is about.
+    pub matches: Match,
+    /// Where the subject is looked for: the first that is present counts.
+    pub subjects: Vec<Subject>,
+    /// What happens when none is present.
+    pub missing: Missing,
+    /// How much is allowed.
+    pub rule: Rule,
+    /// What a request costs.
+    pub cost: Cost,
+    /// Where the count lives.
+    pub placement: Placement,
+    /// What happens when the count is out of reach.
+    pub on_unavailable: Direction,
+    /// Whether it only watches: decided apart, and never refusing.
+    pub shadow: bool,
+    /// Other quotas for listed subjects.
+    pub tiers: Vec<Tier>,
+    /// Whom it does not count.
+    pub allow: List,
+    /// Whom it always refuses (403).
+    pub deny: List,
+    /// How many keys its table is built for.
+    pub keys: usize,
+    /// What its table does with a new key when it is full.
+    pub when_full: WhenFull,
+}
+
+/// Where a subject is found in a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A header field.
+    Header(HeaderName),
+    /// A cookie.
+    Cookie(String),
+    /// A query parameter.
+    Query(String),
+    /// The token of `Authorization: Bearer`, as it is.
+    Bearer,
+    /// A claim of a verified JSON Web Token.
+    Claim(String),
+    /// The client's address, cut to its network.
+    Address,
+    /// One subject for everybody.
+    Const(String),
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Subject::Header(name) => write!(f, "header:{name}"),
+            Subject::Cookie(name) => write!(f, "cookie:{name}"),
+            Subject::Query(name) => write!(f, "query:{name}"),
+            Subject::Bearer => f.write_str("bearer"),
+            Subject::Claim(name) => write!(f, "jwt:{name}"),
+            Subject::Address => f.write_str("address"),
+            Subject::Const(value) => write!(f, "const:{value}"),
+        }
+    }
+}
+
+impl FromStr for Subject {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, name) = text.split_once(':').unwrap_or((text, ""));
+        let named =
+            || if name.is_empty() { Err(format!("`{kind}:` needs a name after it")) } else { Ok(name) };
+        Ok(match kind {
+            "header" => {
+                let name = named()?;
+                Subject::Header(
+                    name.parse().map_err(|_| format!("`{name}` is not the name of a header field"))?,
+                )
+            }
+            "cookie" => Subject::Cookie(named()?.to_owned()),
+            "query" => Subject::Query(named()?.to_owned()),
+            "jwt" => Subject::Claim(named()?.to_owned()),
+            "const" => Subject::Const(named()?.to_owned()),
+            "bearer" if name.is_empty() => Subject::Bearer,
+            "address" if name.is_empty() => Subject::Address,
+            _ => {
+                return Err(format!(
+                    "`{text}` is no subject; expected header:NAME, cookie:NAME, query:NAME, bearer, jwt:CLAIM, address or const:VALUE"
+                ));
+            }
+        })
+    }
+}
+
+macro_rules! named {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$variant_doc])* $variant),+ }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self { $($name::$variant => $text),+ })
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($text => Ok($name::$variant),)+
+                    _ => Err(format!("`{text}` is none of {}", [$($text),+].join(", "))),
+                }
+            }
+        }
+    };
+}
+
+named! {
+    /// What happens to a request without a subject.
+    Missing {
+        /// It is answered 400.
+        Reject = "reject",
+        /// The policy does not apply to it.
+        Skip = "skip",
+    }
+}
+
+named! {
+    /// Where the count lives.
+    Placement {
+        /// In this process: N instances admit N times the bound.
+        Local = "local",
+    }
+}
+
+named! {
+    /// What answers when the count is out of reach.
+    Direction {
+        /// Refuse, 503.
+        Refuse = "refuse",
+        /// Admit.
+        Admit = "admit",
+        /// Count in this process meanwhile.
+        Local = "local",
+    }
+}
+
+named! {
+    /// What a policy protects, from which its [`Direction`] follows.
+    Class {
+        /// Passwords and codes: refuse.
+        Credential = "credential",
+        /// Money: refuse.
+        Spend = "spend",
+        /// Somebody else's limits: refuse.
+        Upstream = "upstream",
+        /// Reading: admit.
+        Read = "read",
+        /// Events that will be sent again: admit.
+        Webhook = "webhook",
+    }
+}
+
+impl Class {
+    /// The direction of this class.
+    pub const fn direction(self) -> Direction {
+        match self {
+            Class::Credential | Class::Spend | Class::Upstream => Direction::Refuse,
+            Class::Read | Class::Webhook => Direction::Admit,
+        }
+    }
+}
+
+/// What a request costs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// Always this.
+    Fixed(u64),
+    /// What a header says, from 1 up to `max`; `default` without the header, and 400 when it is not a number.
+    Header {
+        /// The header.
+        name: HeaderName,
+        /// The ceiling.
+        max: u64,
+        /// Without the header.
+        default: u64,
+    },
+    /// One for each started `per` bytes of the body, at least 1, up to `max`; `max` when the size is not announced.
+    Size {
+        /// Bytes a unit.
+        per: u64,
+        /// The ceiling.
+        max: u64,
+    },
+}
+
+impl Cost {
+    /// What `request` costs, or the header's name when it is not a number.
+    pub fn of(&self, request: &Request<'_>) -> Result<u64, String> {
+        match self {
+            Cost::Fixed(cost) => Ok(*cost),
+            Cost::Size { per, max } => {
+                Ok(request.size.map_or(*max, |size| size.div_ceil((*per).max(1)).clamp(1, (*max).max(1))))
+            }
+            Cost::Header { name, max, default } => {
+                if !request.headers.contains_key(name) {
+                    return Ok(*default);
+                }
+                let text = request.header(name.as_str()).and_then(|line| std::str::from_utf8(line).ok());
+                let number = text.and_then(|text| text.trim().parse::<u64>().ok());
+                number.map(|cost| cost.clamp(1, (*max).max(1))).ok_or_else(|| name.to_string())
+            }
+        }
+    }
+}
+
+/// Another quota for some subjects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tier {
+    /// Its name.
+    pub name: String,
+    /// Who is in it.
+    pub subjects: Vec<String>,
+    /// How much they are allowed.
+    pub rule: Rule,
+}
+
+/// Networks and subjects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct List {
+    /// Networks of client addresses.
+    pub networks: Vec<IpNet>,
+    /// Subjects.
+    pub subjects: Vec<String>,
+}
+
+impl List {
+    fn holds(&self, address: Option<IpAddr>, subject: Option<&[u8]>) -> bool {
+        address.map(fold).is_some_and(|address| self.networks.iter().any(|n| n.contains(&address)))
+            || subject.is_some_and(|subject| self.subjects.iter().any(|s| s.as_bytes() == subject))
+    }
+
+    /// Whether nobody is on it.
+    pub fn is_empty(&self) -> bool {
+        self.networks.is_empty() && self.subjects.is_empty()
+    }
+}
+
+/// A policy made ready to decide: its place, the hasher of its keys, and its tiers by subject.
+#[derive(Clone, Debug)]
+pub struct Ready {
+    /// The policy.
+    pub policy: Policy,
+    /// Its number, which is that of its table.
+    pub index: u16,
+    keys: Keys,
+    tiers: HashMap<Vec<u8>, usize>,
+}
+
+/// What a policy makes of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reading<'p> {
+    /// Nothing: it is not about it, or does not count it.
+    Pass,
+    /// This key is charged.
+    Key { key: Fingerprint, rule: &'p Rule },
+    /// It is on the deny list.
+    Denied,
+    /// It has no subject, and must have one.
+    NoSubject,
+}
+
+impl Ready {
+    pub(crate) fn new(policy: Policy, index: u16, salt: &Salt) -> Self {
+        let keys = salt.keys_of(&policy.name);
+        let listed = policy.tiers.iter().enumerate();
+        let tiers =
+            listed.flat_map(|(n, tier)| tier.subjects.iter().map(move |s| (s.clone().into_bytes(), n)));
+        Ready { tiers: tiers.collect(), policy, index, keys }
+    }
+
+    /// The key and the rule of a subject.
+    pub fn key(&self, subject: &[u8]) -> (Fingerprint, &Rule) {
+        let tier = if self.tiers.is_empty() { None } else { self.tiers.get(subject) };
+        let rule =
+            tier.and_then(|tier| self.policy.tiers.get(*tier)).map_or(&self.policy.rule, |tier| &tier.rule);
+        (self.keys.of(subject), rule)
+    }
+
+    /// The keys that have a rule of their own.
+    pub(crate) fn exceptions(&self) -> impl Iterator<Item = (Fingerprint, &Rule)> {
+        self.tiers.keys().map(|subject| self.key(subject))
+    }
+
+    /// What the policy makes of a subject that is given as it is.
+    pub(crate) fn read_subject(&self, subject: &[u8]) -> Reading<'_> {
+        self.read_listed(None, Some(subject))
+    }
+
+    /// What the policy makes of a request that it matches.
+    pub(crate) fn read(&self, request: &Request<'_>, tokens: &Tokens<'_>, prefixes: Prefixes) -> Reading<'_> {
+        let subject = self.policy.subjects.iter().find_map(|source| find(source, request, tokens, prefixes));
+        self.read_listed(request.address, subject.as_deref())
+    }
+
+    fn read_listed(&self, address: Option<IpAddr>, subject: Option<&[u8]>) -> Reading<'_> {
+        if self.policy.deny.holds(address, subject) {
+            return Reading::Denied;
+        }
+        if self.policy.allow.holds(address, subject) {
+            return Reading::Pass;
+        }
+        match subject {
+            Some(subject) => {
+                let (key, rule) = self.key(subject);
+                Reading::Key { key, rule }
+            }
+            None if self.policy.missing == Missing::Skip => Reading::Pass,
+            None => Reading::NoSubject,
+        }
+    }
+}
+
+/// The subject that `source` finds in a request.
+pub(crate) fn find<'r>(
+    source: &'r Subject,
+    request: &Request<'r>,
+    tokens: &Tokens<'_>,
+    prefixes: Prefixes,
+) -> Option<Cow<'r, [u8]>> {
+    let found: Option<Cow<'r, [u8]>> = match source {
+        Subject::Header(name) => request.header(name.as_str()).map(Cow::Borrowed),
+        Subject::Cookie(name) => request.cookie(name).map(Cow::Borrowed),
+        Subject::Query(name) => request.query_value(name),
+        Subject::Bearer => request.bearer().map(Cow::Borrowed),
+        Subject::Claim(name) => tokens.claim(request, name).map(|claim| Cow::Owned(claim.into_bytes())),
+        Subject::Address => request.address.map(|address| Cow::Owned(prefixes.subject(address).into_bytes())),
+        Subject::Const(value) => Some(Cow::Borrowed(value.as_bytes())),
+    };
+    found.filter(|subject| subject.len() <= MAX_SUBJECT_BYTES)
+}
