@@ -70,9 +70,6 @@ impl Api {
 
     async fn decide(&self, asked: &Asked) -> Result<Ruling, String> {
         let checks = asked.checks()?;
-        if !checks.is_empty() {
-            return Ok(self.app.decide(Door::Check, Ask::Checks(&checks)).await);
-        }
         let headers = asked.header_map()?;
         let target = asked.path.as_deref().unwrap_or("/");
         let (path, query) =
@@ -86,8 +83,11 @@ impl Api {
             address: asked.address,
             size: asked.size,
         };
-        let ask =
-            if asked.peek || asked.cost == Some(0) { Ask::Look(&request) } else { Ask::Request(&request) };
+        let ask = match checks.as_slice() {
+            [] if asked.peek || asked.cost == Some(0) => Ask::Look(&request),
+            [] => Ask::Request(&request),
+            checks => Ask::Checks(checks),
+        };
         Ok(self.app.decide(Door::Check, ask).await)
     }
 }

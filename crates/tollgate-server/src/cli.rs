@@ -68,7 +68,7 @@ pub struct ServeArgs {
 pub struct ExplainArgs {
     /// The policy file
     pub file: PathBuf,
-    /// A request: [METHOD] URL or path
+    /// A request: its URL or path, after its method if that is not GET
     #[arg(value_name = "REQUEST", num_args = 0..=2)]
     pub request: Vec<String>,
     /// A header field of the request

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -45,7 +45,7 @@ async fn serve(app: Arc<App>, salt_from: &str) -> Result<(), Failure> {
     let mut listeners = JoinSet::new();
     let mut lines = Vec::new();
     if !app.settings.upstream.is_empty() {
-        let (listener, address) = bind(app.settings.listen).await?;
+        let (listener, address) = bind(app.settings.listen)?;
         let gateway = Arc::new(Gateway::new(Arc::clone(&app)).map_err(Failure::Impossible)?);
         let wire = Wire::of(&app).map_err(Failure::Impossible)?;
         let scheme = if wire.tls.is_some() { "https" } else { "http" };
@@ -53,11 +53,11 @@ async fn serve(app: Arc<App>, salt_from: &str) -> Result<(), Failure> {
         lines.push(format!("gateway  {scheme}://{address} -> {}", origins.join(", ")));
         listeners.spawn(listen::serve(listener, wire, Arc::clone(&app), gateway, stopped.clone()));
     }
-    let (listener, address) = bind(app.settings.api).await?;
+    let (listener, address) = bind(app.settings.api)?;
     lines.push(format!("checks   http://{address}/v1/check and /v1/auth"));
     let api = Arc::new(Api::new(Arc::clone(&app)));
     listeners.spawn(listen::serve(listener, Wire::default(), Arc::clone(&app), api, stopped.clone()));
-    let (listener, address) = bind(app.settings.admin).await?;
+    let (listener, address) = bind(app.settings.admin)?;
     lines.push(format!("admin    http://{address}/metrics"));
     let admin = Arc::new(Admin::new(Arc::clone(&app)));
     listeners.spawn(listen::serve(listener, Wire::default(), Arc::clone(&app), admin, stopped));
@@ -73,11 +73,20 @@ async fn serve(app: Arc<App>, salt_from: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
-    let taken = |error| Failure::Impossible(format!("cannot listen on {address}: {error}"));
-    let listener = TcpListener::bind(address).await.map_err(taken)?;
-    let bound = listener.local_addr().map_err(taken)?;
-    Ok((listener, bound))
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 4_096;
+
+fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        let listener = socket.listen(BACKLOG)?;
+        let bound = listener.local_addr()?;
+        Ok((listener, bound))
+    };
+    listen()
+        .map_err(|error: std::io::Error| Failure::Impossible(format!("cannot listen on {address}: {error}")))
 }
 
 fn start_message(app: &App, lines: &[String]) -> String {

@@ -32,18 +32,18 @@ pub fn parse(line: &str) -> Option<Logged<'_>> {
     if line.len() > MAX_LINE_BYTES {
         return None;
     }
-    if line.starts_with('{') { parse_json(line) } else { parse_common(line) }
+    if line.starts_with('{') { parse_json(line) } else { parse_clf(line) }
 }
 
 /// `client ident user [time] "METHOD target protocol" status bytes "referer" "agent"`.
-fn parse_common(line: &str) -> Option<Logged<'_>> {
+fn parse_clf(line: &str) -> Option<Logged<'_>> {
     let (client, rest) = line.split_once(' ')?;
     let (_, rest) = rest.split_once('[')?;
     let (time, rest) = rest.split_once(']')?;
     let (request, rest) = quoted(rest)?;
     let (method, target) = request_line(request)?;
     let mut logged = Logged {
-        time: common_time(time)?,
+        time: clf_time(time)?,
         client: client.into(),
         method: method.into(),
         target: target.into(),
@@ -129,7 +129,7 @@ fn json_time(fields: &Map<String, Value>) -> Option<u64> {
     let names = ["time_iso8601", "time_local", "msec", "time", "ts", "timestamp", "@timestamp"];
     names.iter().find_map(|name| match fields.get(*name)? {
         Value::Number(number) => epoch(&number.to_string()),
-        Value::String(text) => iso_time(text).or_else(|| common_time(text)).or_else(|| epoch(text)),
+        Value::String(text) => iso_time(text).or_else(|| clf_time(text)).or_else(|| epoch(text)),
         _ => None,
     })
 }
@@ -150,7 +150,7 @@ fn fraction_nanos(digits: &str) -> Option<u64> {
 }
 
 /// `17/May/2015:10:05:03 +0000`.
-fn common_time(text: &str) -> Option<u64> {
+fn clf_time(text: &str) -> Option<u64> {
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let (stamp, zone) = text.split_once(' ')?;
@@ -220,7 +220,7 @@ mod tests {
     const TIME: u64 = 1_431_857_103 * SECOND;
 
     #[test]
-    fn common_and_combined_lines_are_read() {
+    fn clf_and_combined_lines_are_read() {
         let line = r#"2001:db8::1 - frank [17/May/2015:10:05:03 +0000] "GET /a?b=c HTTP/1.1" 200 2326"#;
         let logged = parse(line).unwrap();
         assert_eq!((logged.time, &*logged.client), (TIME, "2001:db8::1"));

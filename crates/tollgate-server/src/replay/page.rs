@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use tollgate::show_duration;
+
 use crate::replay::Report;
 use crate::replay::tally::PolicyReport;
 use crate::replay::text::{clock, share};
@@ -99,10 +101,13 @@ fn timeline(policy: &PolicyReport, report: &Report) -> String {
         );
     }
     let ends = [clock(report.first), clock(report.last)];
-    let label = format!("Requests over time, at most {most} in one of {} steps", policy.bins.len());
-    let legend = "<p class=\"legend\"><span class=\"admitted\"></span> admitted \
-                  <span class=\"refused\"></span> refused</p>";
-    legend.to_owned() + &plot(&bars, &label, &format!("{most}"), &ends)
+    let step = show_duration(report.width);
+    let label = format!("Requests over time, a bar for each {step}, at most {most} in one");
+    let legend = format!(
+        "<p class=\"legend\">A bar for each {step}: <span class=\"admitted\"></span> admitted \
+         <span class=\"refused\"></span> refused</p>"
+    );
+    legend + &plot(&bars, &label, &format!("{most}"), &ends)
 }
 
 /// How many subjects used how much of their limit at most.

@@ -3,10 +3,14 @@
 use std::collections::{HashMap, VecDeque};
 
 use serde_json::{Value, json};
-use tollgate::{Fingerprint, Policies, Policy, Request, Ruling};
+use tollgate::{Fingerprint, Policies, Policy, Request, Ruling, SECOND};
 
-/// Points of a timeline.
-pub(super) const BINS: usize = 60;
+/// The most points of a timeline.
+pub(super) const MAX_BINS: u64 = 90;
+
+/// Widths of a point, in seconds: people's own, so that nothing that comes every hour beats against them.
+const WIDTHS: [u64; 14] =
+    [1, 5, 15, 60, 300, 900, 3_600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_592_000, 31_536_000];
 
 /// How many of the most refused subjects are named.
 pub(super) const MOST_REFUSED: usize = 10;
@@ -56,6 +60,8 @@ pub struct Report {
     pub first: u64,
     /// The last.
     pub last: u64,
+    /// What one point of the timelines spans, in nanoseconds.
+    pub width: u64,
     /// All requests.
     pub requests: u64,
     /// Those that went through.
@@ -102,8 +108,11 @@ pub struct PolicyReport {
 impl Tally {
     /// Nothing counted yet, between two instants.
     pub fn new(policies: &Policies, (first, last): (u64, u64)) -> Self {
-        let counted = policies.iter().map(|_| Counted { bins: vec![(0, 0); BINS], ..Counted::default() });
-        let width = (last - first) / BINS as u64 + 1;
+        let fits = |width: &u64| last / (width * SECOND) - first / (width * SECOND) < MAX_BINS;
+        let width =
+            WIDTHS.into_iter().find(fits).map_or((last - first) / MAX_BINS + 1, |width| width * SECOND);
+        let bins = usize::try_from(last / width - first / width + 1).unwrap_or(1);
+        let counted = policies.iter().map(|_| Counted { bins: vec![(0, 0); bins], ..Counted::default() });
         let policies = counted.collect();
         Tally { policies, first, width, last, requests: 0, admitted: 0, unmet: 0, uncounted: 0 }
     }
@@ -121,15 +130,16 @@ impl Tally {
             }
             return;
         }
-        let bin = usize::try_from((ruling.now - self.first) / self.width).unwrap_or(0).min(BINS - 1);
+        let bin = usize::try_from(ruling.now / self.width - self.first / self.width).unwrap_or(0);
         for (policy, part) in parts {
             let Some(ready) = policies.named(&policy.name) else { continue };
             let Some(counted) = self.policies.get_mut(usize::from(ready.index)) else { continue };
             let refused = u64::from(!part.outcome.verdict.is_admit());
             counted.requests += 1;
             counted.refused += refused;
-            counted.bins[bin].0 += 1 - refused;
-            counted.bins[bin].1 += refused;
+            if let Some((through, not)) = counted.bins.get_mut(bin) {
+                (*through, *not) = (*through + 1 - refused, *not + refused);
+            }
             let subject = counted
                 .subjects
                 .entry(part.key)
@@ -151,6 +161,7 @@ impl Tally {
             policies: parts.map(|(counted, ready)| counted.report(&ready.policy)).collect(),
             first: self.first,
             last: self.last,
+            width: self.width,
             requests: self.requests,
             admitted: self.admitted,
             unmet: self.unmet,
@@ -238,6 +249,7 @@ impl Report {
             },
             "first": seconds(self.first),
             "last": seconds(self.last),
+            "timeline_step": self.width / SECOND,
         })
     }
 }

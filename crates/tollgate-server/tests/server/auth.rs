@@ -1,0 +1,54 @@
+//! `/v1/auth`: what nginx, Caddy and Traefik ask.
+
+use crate::rig::{Folder, Server, get, send};
+
+const POLICY: &str =
+    "[[policy]]\nname = \"p\"\nmatch = { method = \"POST\", path = \"/login\" }\nquota = \"1/1m\"\n";
+
+fn ask(server: &Server, path: &str, headers: &[(&str, &str)]) -> u16 {
+    get(&server.api, path, headers).status
+}
+
+#[test]
+fn the_request_is_the_one_that_the_proxy_describes() {
+    let folder = Folder::new();
+    let server = Server::with_file(&folder.write("p.toml", POLICY), "");
+    let caddy = |client: &'static str| {
+        [("x-forwarded-method", "POST"), ("x-forwarded-uri", "/login?a=b"), ("x-forwarded-for", client)]
+    };
+    assert_eq!(ask(&server, "/v1/auth", &caddy("192.0.2.1")), 200);
+    assert_eq!(ask(&server, "/v1/auth", &caddy("192.0.2.1")), 429);
+    assert_eq!(ask(&server, "/v1/auth", &caddy("192.0.2.2")), 200, "a proxy on this machine is believed");
+    let nginx =
+        [("x-original-method", "POST"), ("x-original-uri", "/login"), ("x-forwarded-for", "192.0.2.1")];
+    let refused = get(&server.api, "/v1/auth?deny_status=403", &nginx);
+    assert_eq!((refused.status, refused.header("x-rl-status")), (403, "429"));
+    assert!(!refused.header("retry-after").is_empty() && refused.header("cache-control") == "no-store");
+    let get_request =
+        [("x-original-method", "GET"), ("x-original-uri", "/login"), ("x-forwarded-for", "192.0.2.1")];
+    assert_eq!(ask(&server, "/v1/auth", &get_request), 200, "another method, another matter");
+    assert_eq!(
+        ask(&server, "/v1/auth", &[("x-forwarded-method", "POST"), ("x-original-url", "http://h/login")]),
+        200
+    );
+    assert_eq!(ask(&server, "/v1/auth?deny_status=200", &[]), 400);
+    assert_eq!(ask(&server, "/v1/auth?bogus=1", &[]), 400);
+}
+
+#[test]
+fn answers_carry_the_contract_and_preflights_are_free() {
+    let folder = Folder::new();
+    let server = Server::with_file(&folder.write("p.toml", POLICY), "");
+    let admitted =
+        get(&server.api, "/v1/auth", &[("x-forwarded-method", "POST"), ("x-forwarded-uri", "/login")]);
+    assert_eq!((admitted.status, admitted.header("x-ratelimit-remaining")), (200, "0"));
+    assert_eq!(admitted.header("ratelimit"), "\"p\";r=0;t=60");
+    let preflight = [
+        ("x-forwarded-method", "OPTIONS"),
+        ("x-forwarded-uri", "/login"),
+        ("origin", "https://app.example"),
+        ("access-control-request-method", "POST"),
+    ];
+    assert_eq!(ask(&server, "/v1/auth", &preflight), 200);
+    assert_eq!(send("HEAD", &server.api, "/v1/auth", &[("x-forwarded-method", "GET")], "").status, 200);
+}

@@ -1,0 +1,13 @@
+//! The binary, run as a user would run it, against real origins and over real sockets.
+
+#![allow(clippy::disallowed_methods, reason = "real servers take real time")]
+
+mod administration;
+mod auth;
+mod checks;
+mod commands;
+mod connections;
+mod gateway;
+mod pages;
+mod reloading;
+mod rig;
