@@ -9,7 +9,7 @@ use tollgate_core::{Algorithm, Rule, SECOND, Verdict};
 use tollgate_store::Store;
 
 use crate::scene::{START, rule, rules};
-use crate::{Admissions, Model, Scene, arrivals};
+use crate::{Admissions, Model, Scene, VirtualClock, arrivals};
 
 /// What a law asks for: a store for these rules.
 pub trait Make<S>: Fn(&[Rule]) -> S {}
@@ -142,17 +142,39 @@ pub fn a_clock_that_steps_back_mints_nothing<S: Store>(make: &impl Make<S>) {
         each_rule(make, 5, |scene| {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut admissions = Admissions::new();
-            let (mut truth, mut behind) = (START, 0);
+            let mut clock = VirtualClock::new(START);
             for _ in 0..600 {
-                truth += random.u64(0..SECOND / 10);
+                clock.advance(random.u64(0..SECOND / 10));
                 if random.u8(0..20) == 0 {
-                    behind += random.u64(0..2 * SECOND);
+                    clock.step_back(random.u64(0..2 * SECOND));
                 }
-                if scene.admits(1, 1, truth - behind) {
-                    admissions.push(truth, 1);
+                if scene.admits(1, 1, clock.now()) {
+                    admissions.push(clock.truth(), 1);
                 }
             }
             assert_eq!(admissions.breach(scene.rule()), None, "seed {seed}, {:?}", scene.rule());
+        });
+    }
+}
+
+/// A clock that runs slow only refuses more; one that runs 1 % fast admits, over a long time, at most 1 % more.
+pub fn a_drifting_clock_mints_its_drift_and_no_more<S: Store>(make: &impl Make<S>) {
+    const LENGTH: u64 = 60 * SECOND;
+    for drift in [-10_000, 10_000_i64] {
+        each_rule(make, 5, |scene| {
+            let mut clock = VirtualClock::new(START).drifting(drift);
+            let mut admissions = Admissions::new();
+            while clock.truth() < START + LENGTH {
+                if scene.admits(1, 1, clock.now()) {
+                    admissions.push(clock.truth(), 1);
+                }
+                clock.advance(SECOND / 50);
+            }
+            let shown = clock.now() - START;
+            assert!(admissions.total() <= scene.rule().bound().at(shown), "{drift} ppm, {:?}", scene.rule());
+            if drift < 0 {
+                assert_eq!(admissions.breach(scene.rule()), None, "{drift} ppm, {:?}", scene.rule());
+            }
         });
     }
 }

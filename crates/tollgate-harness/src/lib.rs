@@ -6,6 +6,8 @@
 //! * [`laws`]: the conformance suite. A store is a value fed to it, each law a test named as a sentence: see
 //!   [`conformance`].
 //!
+//! * [`VirtualClock`]: true time beside what a limiter is shown of it, stepped back or drifting.
+//!
 //! Time is virtual everywhere: a number that the caller moves.
 
 pub mod arrivals;
@@ -13,10 +15,12 @@ mod invariant;
 pub mod laws;
 mod model;
 mod scene;
+mod time;
 
 pub use invariant::{Admissions, Breach};
 pub use model::Model;
 pub use scene::Scene;
+pub use time::VirtualClock;
 
 /// Makes one test per law for a store. `$make` is a function from the rules (policy `n` is counted under rule `n`) to the
 /// store.
@@ -31,6 +35,7 @@ macro_rules! conformance {
                 a_refusal_charges_nothing,
                 a_refusal_keeps_its_promise,
                 a_clock_that_steps_back_mints_nothing,
+                a_drifting_clock_mints_its_drift_and_no_more,
                 forgetting_spent_state_changes_nothing,
                 a_demand_is_all_or_none,
                 cost_zero_only_looks,

@@ -144,6 +144,12 @@ caught!(a_double_rate_is_caught, the_bound_holds_in_every_interval, |store, dema
     store.inner.decide(demand, now + now - 1_800_057_600 * SECOND)
 });
 
+caught!(
+    a_clock_that_is_believed_twice_is_caught,
+    a_drifting_clock_mints_its_drift_and_no_more,
+    |store, demand, now| { store.inner.decide(demand, now + now - 1_800_057_600 * SECOND) }
+);
+
 caught!(a_kept_key_that_costs_is_caught, forgetting_spent_state_changes_nothing, |store, demand, now| {
     let stale = now.saturating_sub(2 * SECOND);
     store.inner.decide(demand, if store.seen.fetch_add(1, Ordering::Relaxed) > 50 { stale } else { now })

@@ -15,7 +15,7 @@ use crate::answer::{problem, readable, refusal};
 use crate::app::{App, Ask, Door};
 use crate::body::{Body, Guarded, empty};
 use crate::listen::{Handler, Peer};
-use crate::upstream::{NoAnswer, Upstreams, strip_hop_by_hop};
+use crate::upstream::{NoAnswer, Upstreams, join_cookies, strip_hop_by_hop};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -82,6 +82,7 @@ impl Gateway {
         let client = hyper::upgrade::on(&mut request);
         let (mut parts, body) = request.into_parts();
         let upgrade = strip_hop_by_hop(&mut parts.headers);
+        join_cookies(&mut parts.headers);
         self.tell_origin(&mut parts.headers, host, peer);
         if let Some(protocol) = &upgrade {
             mark_upgrade(&mut parts.headers, protocol.clone());

@@ -85,6 +85,23 @@ impl Upstreams {
     }
 }
 
+/// HTTP/2 may send a cookie in pieces; HTTP/1 knows one line (RFC 9113, 8.2.3).
+pub fn join_cookies(headers: &mut HeaderMap) {
+    let mut lines = headers.get_all(header::COOKIE).iter();
+    let Some(first) = lines.next() else { return };
+    let mut joined = first.as_bytes().to_vec();
+    let before = joined.len();
+    for line in lines {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(line.as_bytes());
+    }
+    if joined.len() > before
+        && let Ok(joined) = HeaderValue::from_bytes(&joined)
+    {
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
 fn timed_out(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {

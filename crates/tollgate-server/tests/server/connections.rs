@@ -69,7 +69,8 @@ fn tls_and_http2_are_spoken() {
         let mut statuses = Vec::new();
         for _ in 0..3 {
             let request =
-                http::Request::get("https://example.com/x").body(tollgate_server::body::empty()).unwrap();
+                http::Request::get("https://example.com/x").header("cookie", "a=1").header("cookie", "b=2");
+            let request = request.body(tollgate_server::body::empty()).unwrap();
             let response = send.send_request(request).await.unwrap();
             statuses.push(response.status().as_u16());
             let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
@@ -77,6 +78,7 @@ fn tls_and_http2_are_spoken() {
             if statuses.len() == 1 {
                 assert!(body.starts_with("get /x http/1.1") && body.contains("host: example.com"), "{body}");
                 assert!(body.contains("x-forwarded-proto: https"), "{body}");
+                assert!(body.contains("cookie: a=1; b=2\r\n"), "{body}");
             }
         }
         assert_eq!(statuses, [200, 200, 429]);
