@@ -39,8 +39,8 @@ impl Counter {
             (stored, state.get(1), state.get(2))
         } else if stored.saturating_add(window.get()) == start {
             (start, state.get(2), 0)
-        } else if stored.saturating_add(window.get()) > start && state.get(0) != 0 {
-            // Written under another window (tiers that share a state): all of it counts, which is never too little.
+        } else if state.get(0) > now {
+            // Written with other edges (keys that share a state): all of it counts, which is never too little.
             (start, 0, state.get(1).saturating_add(state.get(2)))
         } else {
             (start, 0, 0)

@@ -52,7 +52,7 @@ impl<S: Store> Scene<S> {
             let key = fingerprint(*policy, *key);
             demand.push(Charge { policy: *policy, key, rule, cost: *cost }).expect("laws charge few keys");
         }
-        pollster::block_on(self.store.decide(&demand, now))
+        pollster::block_on(self.store.decide(&demand, now)).expect("nobody moves a store under test")
     }
 }
 

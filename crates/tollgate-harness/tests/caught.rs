@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Charge, Outcome, Quota, Rule, SECOND, Verdict};
 use tollgate_harness::laws;
-use tollgate_store::{Answer, Demand, Memory, Store, Table, WhenFull};
+use tollgate_store::{Answer, Demand, Memory, Moved, Store, Table, WhenFull};
 
 type Wrong = fn(&Faulty, &Demand<'_>, u64) -> Answer;
 
@@ -19,8 +19,8 @@ struct Faulty {
 }
 
 impl Store for Faulty {
-    fn decide(&self, demand: &Demand<'_>, now: u64) -> impl Future<Output = Answer> + Send {
-        std::future::ready((self.wrong)(self, demand, now))
+    fn decide(&self, demand: &Demand<'_>, now: u64) -> impl Future<Output = Result<Answer, Moved>> + Send {
+        std::future::ready(Ok((self.wrong)(self, demand, now)))
     }
 }
 
@@ -44,21 +44,21 @@ macro_rules! caught {
 }
 
 caught!(one_too_many_is_caught, burst_is_exactly_b_from_cold, |store, demand, now| {
-    let answer = store.inner.decide(demand, now);
+    let answer = store.inner.decide(demand, now).unwrap();
     let first = !answer.is_admit() && store.seen.fetch_add(1, Ordering::Relaxed) == 0;
     if first { admit(demand, now) } else { answer }
 });
 
 caught!(a_refusal_that_charges_is_caught, a_refusal_charges_nothing, |store, demand, now| {
-    let answer = store.inner.decide(demand, now);
+    let answer = store.inner.decide(demand, now).unwrap();
     if !answer.is_admit() {
-        store.inner.decide(&with_cost(demand, 1), now);
+        store.inner.decide(&with_cost(demand, 1), now).unwrap();
     }
     answer
 });
 
 caught!(a_promise_that_is_early_is_caught, a_refusal_keeps_its_promise, |store, demand, now| {
-    let answer = store.inner.decide(demand, now);
+    let answer = store.inner.decide(demand, now).unwrap();
     let mut early = Answer::new(now, answer.admitted);
     for outcome in answer.outcomes() {
         let verdict = match outcome.verdict {
@@ -76,16 +76,16 @@ caught!(a_step_back_that_mints_is_caught, a_clock_that_steps_back_mints_nothing,
     let latest = store.seen.fetch_max(now, Ordering::Relaxed);
     if now < latest {
         for charge in demand.charges() {
-            store.inner.forget(charge.policy, charge.key);
+            store.inner.forget(charge.policy, charge.key).unwrap();
         }
     }
-    store.inner.decide(demand, now)
+    store.inner.decide(demand, now).unwrap()
 });
 
 caught!(charging_in_turn_is_caught, a_demand_is_all_or_none, |store, demand, now| {
     let mut all = Answer::new(now, 1);
     for charge in demand.charges() {
-        let outcome = store.inner.check(charge, now);
+        let outcome = store.inner.check(charge, now).unwrap();
         all.admitted = all.admitted.min(u64::from(outcome.verdict.is_admit()));
         all.push(outcome);
     }
@@ -93,7 +93,7 @@ caught!(charging_in_turn_is_caught, a_demand_is_all_or_none, |store, demand, now
 });
 
 caught!(a_look_that_writes_is_caught, cost_zero_only_looks, |store, demand, now| {
-    store.inner.decide(&with_cost(demand, 1), now)
+    store.inner.decide(&with_cost(demand, 1), now).unwrap()
 });
 
 caught!(clamping_a_large_cost_is_caught, a_cost_above_the_capacity_is_never, |store, demand, now| {
@@ -101,7 +101,7 @@ caught!(clamping_a_large_cost_is_caught, a_cost_above_the_capacity_is_never, |st
     for charge in demand.charges() {
         clamped.push(Charge { cost: charge.cost.min(charge.rule.capacity()), ..*charge }).unwrap();
     }
-    store.inner.decide(&clamped, now)
+    store.inner.decide(&clamped, now).unwrap()
 });
 
 caught!(one_count_for_all_keys_is_caught, keys_and_policies_do_not_share_a_count, |store, demand, now| {
@@ -109,12 +109,12 @@ caught!(one_count_for_all_keys_is_caught, keys_and_policies_do_not_share_a_count
     for charge in demand.charges() {
         one.push(Charge { key: tollgate_core::Fingerprint(1), ..*charge }).unwrap();
     }
-    store.inner.decide(&one, now)
+    store.inner.decide(&one, now).unwrap()
 });
 
 caught!(a_rough_division_is_caught, up_to_n_is_n_times_one, |store, demand, now| {
     let asked = demand.asked();
-    let answer = store.inner.decide(demand, now);
+    let answer = store.inner.decide(demand, now).unwrap();
     let mut rough = Answer::new(now, if asked > 1 { asked } else { answer.admitted });
     answer.outcomes().iter().for_each(|outcome| rough.push(*outcome));
     rough
@@ -137,22 +137,25 @@ caught!(a_lost_update_is_caught, many_threads_admit_exactly_the_limit, |store, d
 caught!(
     a_slower_rate_is_caught_by_the_model,
     it_agrees_with_the_model_on_random_sequences,
-    |store, demand, now| { store.inner.decide(demand, now - now % (SECOND / 100)) }
+    |store, demand, now| { store.inner.decide(demand, now - now % (SECOND / 100)).unwrap() }
 );
 
 caught!(a_double_rate_is_caught, the_bound_holds_in_every_interval, |store, demand, now| {
-    store.inner.decide(demand, now + now - 1_800_057_600 * SECOND)
+    store.inner.decide(demand, now + now - 1_800_057_600 * SECOND).unwrap()
 });
 
 caught!(
     a_clock_that_is_believed_twice_is_caught,
     a_drifting_clock_mints_its_drift_and_no_more,
-    |store, demand, now| { store.inner.decide(demand, now + now - 1_800_057_600 * SECOND) }
+    |store, demand, now| { store.inner.decide(demand, now + now - 1_800_057_600 * SECOND).unwrap() }
 );
 
 caught!(a_kept_key_that_costs_is_caught, forgetting_spent_state_changes_nothing, |store, demand, now| {
     let stale = now.saturating_sub(2 * SECOND);
-    store.inner.decide(demand, if store.seen.fetch_add(1, Ordering::Relaxed) > 50 { stale } else { now })
+    store
+        .inner
+        .decide(demand, if store.seen.fetch_add(1, Ordering::Relaxed) > 50 { stale } else { now })
+        .unwrap()
 });
 
 fn admit(demand: &Demand<'_>, now: u64) -> Answer {

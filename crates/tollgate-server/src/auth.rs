@@ -1,8 +1,9 @@
 //! Forward-auth: `/v1/auth`, for proxies that ask before they pass on (nginx `auth_request`, Caddy, Traefik).
 //!
-//! The request's attributes come from what the proxy sends: `X-Forwarded-Method`, `-Uri`, `-Host` and `-For`, or
-//! `X-Original-Method` and `X-Original-URI`. With `?deny_status=403` every refusal has that status, which is all that
-//! nginx passes on, and the true one stands in `X-RL-Status`.
+//! The request's attributes come from what the proxy sends: `X-Forwarded-Method`, `-Uri` and `-Host` (Caddy, Traefik), or
+//! `X-Original-Method`, `-URI` and `-Host` (nginx). A proxy sets those of its own family and may let a client's of the other
+//! through, so a request with both is refused: nobody describes it but the proxy. With `?deny_status=403` every refusal
+//! has that status, which is all that nginx passes on, and the true one stands in `X-RL-Status`.
 
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
@@ -21,18 +22,36 @@ pub async fn answer(app: &App, request: &Request<Incoming>, peer: &Peer) -> Resp
         Err(detail) => return problem(StatusCode::BAD_REQUEST, &detail),
     };
     let headers = request.headers();
-    let uri = first(headers, &["x-forwarded-uri", "x-original-uri", "x-original-url"]).unwrap_or("/");
-    let uri = uri.split_once("://").map_or(uri, |(_, rest)| rest.find('/').map_or("/", |at| &rest[at..]));
+    let original = ["x-original-method", "x-original-uri", "x-original-url"];
+    let forwarded = ["x-forwarded-method", "x-forwarded-uri"];
+    let [by_original, by_forwarded] =
+        [&original[..], &forwarded[..]].map(|names| names.iter().any(|name| headers.contains_key(*name)));
+    if by_original && by_forwarded {
+        return problem(
+            StatusCode::BAD_REQUEST,
+            "Both X-Original- and X-Forwarded- headers describe the request.",
+        );
+    }
+    let family = if by_original { "x-original-" } else { "x-forwarded-" };
+    let said = |name: &str| only(headers, &format!("{family}{name}"));
+    let uri = said("uri").or_else(|| said("url")).unwrap_or("/");
+    // A whole URL, and not a path with one in its query.
+    let uri = match uri.split_once("://") {
+        Some((_, rest)) if !uri.starts_with('/') => rest.find('/').map_or("/", |at| &rest[at..]),
+        _ => uri,
+    };
     let (path, query) = uri.split_once('?').map_or((uri, None), |(path, query)| (path, Some(query)));
+    let method = said("method").unwrap_or(request.method().as_str());
+    let length = only(headers, "content-length").and_then(|length| length.parse().ok());
+    let bodiless = matches!(method, "GET" | "HEAD" | "OPTIONS" | "DELETE");
     let asked = tollgate::Request {
-        method: first(headers, &["x-forwarded-method", "x-original-method"])
-            .unwrap_or(request.method().as_str()),
-        host: first(headers, &["x-forwarded-host", "x-original-host", "host"]).unwrap_or_default(),
+        method,
+        host: said("host").or_else(|| only(headers, "host")).unwrap_or_default(),
         path,
         query,
         headers,
         address: Some(asker(&app.settings.trust, peer).client(peer.address.ip(), headers)),
-        size: None,
+        size: if bodiless { length.or(Some(0)) } else { length },
     };
     if asked.is_preflight() {
         return Response::new(empty());
@@ -78,6 +97,9 @@ fn deny_status(query: &str) -> Result<Option<StatusCode>, String> {
     Ok(deny)
 }
 
-fn first<'h>(headers: &'h HeaderMap, names: &[&str]) -> Option<&'h str> {
-    names.iter().find_map(|name| headers.get(*name)?.to_str().ok()).filter(|value| !value.is_empty())
+/// A header that stands there once.
+fn only<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    let mut lines = headers.get_all(name).iter();
+    let line = lines.next()?.to_str().ok().filter(|line| !line.is_empty());
+    if lines.next().is_some() { None } else { line }
 }

@@ -198,7 +198,6 @@ impl Asked {
 /// Pairs of a query, decoded: `+` and `%20` are spaces.
 pub(crate) fn form_pairs(query: &str) -> impl Iterator<Item = (String, String)> {
     let decode = |text: &str| {
-        let text = text.replace('+', " ");
         let request = tollgate::Request {
             method: "GET",
             host: "",
@@ -208,7 +207,7 @@ pub(crate) fn form_pairs(query: &str) -> impl Iterator<Item = (String, String)> 
             address: None,
             size: None,
         };
-        request.query_value("v").map(|v| String::from_utf8_lossy(&v).into_owned()).unwrap_or_default()
+        request.query_value("v").once().map(|v| String::from_utf8_lossy(&v).into_owned()).unwrap_or_default()
     };
     query.split('&').filter(|pair| !pair.is_empty()).map(move |pair| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));

@@ -169,7 +169,9 @@ fn read_server(server: &Section<'_>, settings: &mut Settings) {
     settings.upstream_http2 = server.boolean("upstream_http2").unwrap_or(false);
     settings.trust.proxies = server.list("trusted_proxies", |text| {
         let network = text.parse::<IpNet>().or_else(|_| text.parse::<std::net::IpAddr>().map(IpNet::from));
-        network.map_err(|_| format!("`{text}` is no network; expected one such as 10.0.0.0/8"))
+        network
+            .map(tollgate::fold_network)
+            .map_err(|_| format!("`{text}` is no network; expected one such as 10.0.0.0/8"))
     });
     settings.trust.forwarding = server.parse("forwarded", str::parse).unwrap_or_default();
     settings.proxy_protocol = server.boolean("proxy_protocol").unwrap_or(false);
@@ -284,6 +286,11 @@ pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
 
 fn default_set(limit: Option<Quota>) -> Result<PolicySet, Failure> {
     let quota = match limit {
+        Some(quota) if quota.queue() > 0 => {
+            return Err(Failure::Wrong(
+                "--limit: a queue needs a file with algorithm = \"leaky-queue\"".to_owned(),
+            ));
+        }
         Some(quota) => quota,
         None => DEFAULT_LIMIT
             .parse()

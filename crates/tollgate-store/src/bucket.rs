@@ -13,6 +13,13 @@ use tollgate_core::Words;
 
 pub(crate) const SLOTS: usize = 7;
 
+/// The mark in a lock word of a bucket whose states have moved to another table. It is odd, so readers see a writer.
+const MOVED: u64 = u64::MAX;
+
+/// A bucket's states are in another table now, which belongs to other policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved;
+
 /// Words in a cache line.
 pub(crate) const LINE: usize = 8;
 
@@ -97,11 +104,14 @@ impl<'t> Bucket<'t> {
     }
 
     /// Waits for the lock. Critical sections are a few dozen instructions, so it spins before it yields.
-    pub(crate) fn lock(&self) -> Locked<'t> {
+    pub(crate) fn lock(&self) -> Result<Locked<'t>, Moved> {
         let word = &self.words[0];
         let mut tries = 0_u32;
         loop {
             let sequence = word.load(Ordering::Relaxed);
+            if sequence == MOVED {
+                return Err(Moved);
+            }
             if sequence & 1 == 0
                 && word
                     .compare_exchange_weak(sequence, sequence + 1, Ordering::Acquire, Ordering::Relaxed)
@@ -109,7 +119,7 @@ impl<'t> Bucket<'t> {
             {
                 // Readers that see what is written from here on must also see the odd sequence.
                 fence(Ordering::Release);
-                return Locked { word, sequence };
+                return Ok(Locked { word, next: sequence.wrapping_add(2) });
             }
             tries += 1;
             if tries < 64 {
@@ -136,11 +146,18 @@ impl<'t> Bucket<'t> {
 /// A held lock; dropping it gives it back.
 pub(crate) struct Locked<'t> {
     word: &'t AtomicU64,
-    sequence: u64,
+    next: u64,
+}
+
+impl Locked<'_> {
+    /// Marks the bucket as moved when the lock is given back.
+    pub(crate) fn mark_moved(&mut self) {
+        self.next = MOVED;
+    }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.word.store(self.sequence.wrapping_add(2), Ordering::Release);
+        self.word.store(self.next, Ordering::Release);
     }
 }

@@ -11,7 +11,7 @@
 //! let memory = Memory::new(vec![Table::new(1_000, rule.words(), WhenFull::Share)]);
 //! let mut demand = Demand::new();
 //! demand.push(Charge { policy: 0, key: Fingerprint(7), rule: &rule, cost: 4 })?;
-//! let answer = memory.decide(&demand, 1_000_000_000);
+//! let answer = memory.decide(&demand, 1_000_000_000).expect("nobody moved it");
 //! assert!(answer.is_admit());
 //! assert_eq!(answer.outcomes()[0].remaining, 6);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -22,6 +22,7 @@ mod demand;
 mod memory;
 mod table;
 
+pub use bucket::Moved;
 pub use demand::{Answer, Demand, MAX_CHARGES, TooManyCharges};
 pub use memory::Memory;
 pub use table::{Events, MAX_KEYS, Rules, Table, WhenFull};
@@ -34,6 +35,6 @@ use std::future::Future;
 /// nanoseconds since the Unix epoch; a store that is an authority of its own (a server with a clock) decides by its own
 /// time and says so in [`Answer::now`]. In-process stores answer with a ready future, which costs nothing to await.
 pub trait Store: Send + Sync {
-    /// Decides `demand`.
-    fn decide(&self, demand: &Demand<'_>, now: u64) -> impl Future<Output = Answer> + Send;
+    /// Decides `demand`. [`Moved`] says that its states are in another store by now, and that nothing was charged.
+    fn decide(&self, demand: &Demand<'_>, now: u64) -> impl Future<Output = Result<Answer, Moved>> + Send;
 }

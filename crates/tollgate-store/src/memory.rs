@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use tollgate_core::{Charge, Fingerprint, Outcome, Verdict};
 
-use crate::bucket::Locked;
+use crate::bucket::{Locked, Moved};
 use crate::table::{Kind, Place, Table, tag};
 use crate::{Answer, Demand, MAX_CHARGES, Store};
 
@@ -28,52 +28,59 @@ impl Memory {
     }
 
     /// Decides one charge. A refusal, and a look at cost 0, is read without a lock and writes nothing.
-    pub fn check(&self, charge: &Charge<'_>, now: u64) -> Outcome {
-        let Some(table) = self.table(charge.policy) else { return no_table(charge) };
+    ///
+    /// # Errors
+    /// [`Moved`] when the policy's states are in another store by now: see [`Table::carry`].
+    pub fn check(&self, charge: &Charge<'_>, now: u64) -> Result<Outcome, Moved> {
+        let Some(table) = self.table(charge.policy) else { return Ok(no_table(charge)) };
         let pair = table.pair(charge.key);
         if let Some(outcome) = look(table, pair.0, charge, now) {
-            return outcome;
+            return Ok(outcome);
         }
         let tag = tag(charge.key);
         let main = table.bucket(pair.0);
-        let _main_lock = main.lock();
+        let _main_lock = main.lock()?;
         if let Some(slot) = main.find(tag) {
-            return charge.decide(&mut main.state(slot), now);
+            return Ok(charge.decide(&mut main.state(slot), now));
         }
-        let _overflow_lock = table.lock(pair.1);
+        let _overflow_lock = table.lock(pair.1)?;
         let place = table.find(pair, tag).unwrap_or_else(|| table.vacancy(pair, now, &[]));
         let seat = Seat { table, place, charge: *charge };
         let verdict = seat.judge(now);
         if verdict.is_admit() {
             seat.apply(1, now);
         }
-        seat.outcome(verdict, now)
+        Ok(seat.outcome(verdict, now))
     }
 
     /// Decides a demand: one critical section over all of its buckets, locked in one order.
-    pub fn decide(&self, demand: &Demand<'_>, now: u64) -> Answer {
+    ///
+    /// # Errors
+    /// [`Moved`], as for [`Memory::check`]; nothing is charged then.
+    pub fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Moved> {
         if let ([charge], 1) = (demand.charges(), demand.asked()) {
-            let outcome = self.check(charge, now);
+            let outcome = self.check(charge, now)?;
             let mut answer = Answer::new(now, u64::from(outcome.verdict.is_admit()));
             answer.push(outcome);
-            return answer;
+            return Ok(answer);
         }
-        let _locks = self.lock_all(demand);
-        let Some(seats) = self.seat(demand, now) else { return refuse_unknown(demand, now) };
+        let _locks = self.lock_all(demand)?;
+        let Some(seats) = self.seat(demand, now) else { return Ok(refuse_unknown(demand, now)) };
         let verdicts: ArrayVec<Verdict, MAX_CHARGES> = seats.iter().map(|seat| seat.judge(now)).collect();
         let admitted = if verdicts.iter().all(Verdict::is_admit) {
             seats.iter().fold(demand.asked(), |most, seat| seat.fit(now, most))
         } else {
             0
         };
-        let mut answer = Answer::new(now, admitted);
-        for (seat, verdict) in seats.iter().zip(verdicts) {
-            if admitted > 0 {
-                seat.apply(admitted, now);
-            }
-            answer.push(seat.outcome(verdict, now));
+        if admitted > 0 {
+            // A new key starts from the shared state as it was judged: before others of this demand charge that.
+            let fresh = |seat: &&Seat<'_>| matches!(seat.place.kind, Kind::Free(..));
+            seats.iter().filter(fresh).for_each(|seat| seat.apply(admitted, now));
+            seats.iter().filter(|seat| !fresh(seat)).for_each(|seat| seat.apply(admitted, now));
         }
-        answer
+        let mut answer = Answer::new(now, admitted);
+        seats.iter().zip(verdicts).for_each(|(seat, verdict)| answer.push(seat.outcome(verdict, now)));
+        Ok(answer)
     }
 
     /// A place for every charge of a demand whose buckets are locked, no two the same: first the keys that have one.
@@ -95,46 +102,56 @@ impl Memory {
         Some(seats.into_iter().map(|(seat, _)| seat).collect())
     }
 
-    /// Gives back what an admitted charge took: see [`Charge::refund`].
-    pub fn refund(&self, charge: &Charge<'_>, charged: u64, now: u64) {
-        let Some(table) = self.table(charge.policy) else { return };
+    /// Gives back what a charge took when it was admitted at `charged`: see [`Charge::refund`]. A key that is counted in a
+    /// state that it shares gets nothing back, for what is there may be others'.
+    ///
+    /// # Errors
+    /// [`Moved`], as for [`Memory::check`].
+    pub fn refund(&self, charge: &Charge<'_>, charged: u64, now: u64) -> Result<(), Moved> {
+        let Some(table) = self.table(charge.policy) else { return Ok(()) };
         let pair = table.pair(charge.key);
-        let _locks = (table.lock(pair.0), table.lock(pair.1));
-        let place = table.find(pair, tag(charge.key)).unwrap_or_else(|| table.vacancy(pair, now, &[]));
-        match place.kind {
-            Kind::Own(slot) => charge.refund(&mut place.bucket.state(slot), charged, now),
-            Kind::Shared => charge.refund(&mut place.bucket.shared(), charged, now),
-            _ => {}
+        let _locks = (table.lock(pair.0)?, table.lock(pair.1)?);
+        if let Some(Place { bucket, kind: Kind::Own(slot), .. }) = table.find(pair, tag(charge.key)) {
+            charge.refund(&mut bucket.state(slot), charged, now);
         }
+        Ok(())
     }
 
     /// Forgets one key, so that it is as new. Gives whether there was anything to forget.
-    pub fn forget(&self, policy: u16, key: Fingerprint) -> bool {
-        self.table(policy).is_some_and(|table| table.forget(key))
+    ///
+    /// # Errors
+    /// [`Moved`], as for [`Memory::check`].
+    pub fn forget(&self, policy: u16, key: Fingerprint) -> Result<bool, Moved> {
+        self.table(policy).map_or(Ok(false), |table| table.forget(key))
     }
 
-    /// Locks every bucket that the demand may touch, in one order for everybody.
-    fn lock_all(&self, demand: &Demand<'_>) -> ArrayVec<Locked<'_>, { 2 * MAX_CHARGES }> {
-        let mut buckets: ArrayVec<(u16, usize), { 2 * MAX_CHARGES }> = ArrayVec::new();
+    /// Locks every bucket that the demand may touch, in one order for everybody: by table, then by number. (Not by policy:
+    /// a table keeps its identity when a reload gives its policy another number.)
+    fn lock_all(&self, demand: &Demand<'_>) -> Result<ArrayVec<Locked<'_>, { 2 * MAX_CHARGES }>, Moved> {
+        let mut buckets: ArrayVec<(u64, usize, u16), { 2 * MAX_CHARGES }> = ArrayVec::new();
         for charge in demand.charges() {
             if let Some(table) = self.table(charge.policy) {
-                let pair = table.pair(charge.key);
-                buckets.extend([(charge.policy, pair.0), (charge.policy, pair.1)]);
+                let (main, overflow) = table.pair(charge.key);
+                buckets.extend([main, overflow].map(|number| (table.id(), number, charge.policy)));
             }
         }
         buckets.sort_unstable();
+        let mut locks = ArrayVec::new();
         let mut last = None;
-        let mut lock = |at: (u16, usize)| {
-            let again = last.replace(at) == Some(at);
-            if again { None } else { self.table(at.0).map(|table| table.lock(at.1)) }
-        };
-        buckets.into_iter().filter_map(&mut lock).collect()
+        for (id, number, policy) in buckets {
+            if last.replace((id, number)) != Some((id, number))
+                && let Some(table) = self.table(policy)
+            {
+                locks.push(table.lock(number)?);
+            }
+        }
+        Ok(locks)
     }
 }
 
 impl Store for Memory {
-    fn decide(&self, demand: &Demand<'_>, now: u64) -> impl Future<Output = Answer> + Send {
-        let answer: Ready<Answer> = ready(Memory::decide(self, demand, now));
+    fn decide(&self, demand: &Demand<'_>, now: u64) -> impl Future<Output = Result<Answer, Moved>> + Send {
+        let answer: Ready<Result<Answer, Moved>> = ready(Memory::decide(self, demand, now));
         answer
     }
 }

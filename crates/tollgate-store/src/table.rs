@@ -9,9 +9,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tollgate_core::{Fingerprint, Rule, Words, carry};
+use tollgate_core::{Charge, Fingerprint, Rule, Shape, Words, carry};
 
-use crate::bucket::{Bucket, LINE, Locked, SLOTS, State};
+use crate::bucket::{Bucket, LINE, Locked, Moved, SLOTS, State};
 
 /// The most keys that one table may be built for.
 pub const MAX_KEYS: usize = 1 << 32;
@@ -71,6 +71,8 @@ pub trait Rules {
 
 /// A fixed number of slots for the keys of one policy.
 pub struct Table {
+    /// Unlike any other table's of this process: locks of several tables are taken in its order.
+    id: u64,
     words: Box<[AtomicU64]>,
     /// The first word that begins a cache line.
     start: usize,
@@ -128,7 +130,9 @@ impl Table {
         let length = (main + overflow) * Bucket::stride(state);
         let words: Box<[AtomicU64]> = (0..length + LINE - 1).map(|_| AtomicU64::new(0)).collect();
         let start = words.as_ptr().align_offset(LINE * 8).min(LINE - 1);
+        static TABLES: AtomicU64 = AtomicU64::new(0);
         Table {
+            id: TABLES.fetch_add(1, Ordering::Relaxed),
             words,
             start,
             main,
@@ -178,6 +182,10 @@ impl Table {
             (0..SLOTS).filter(|slot| bucket.state(*slot).ends() > now).count()
         };
         (0..self.buckets()).map(live).sum()
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     fn buckets(&self) -> usize {
@@ -259,54 +267,72 @@ impl Table {
     }
 
     /// Forgets one key: it is as new. Gives whether it had a slot.
-    pub fn forget(&self, key: Fingerprint) -> bool {
+    ///
+    /// # Errors
+    /// [`Moved`] when the states are in another table by now.
+    pub fn forget(&self, key: Fingerprint) -> Result<bool, Moved> {
         let pair = self.pair(key);
-        let _locks = (self.bucket(pair.0).lock(), self.bucket(pair.1).lock());
-        for number in [pair.0, pair.1] {
-            let bucket = self.bucket(number);
-            if let Some(slot) = bucket.find(tag(key)) {
-                bucket.set_tag(slot, 0);
-                bucket.state(slot).set(0, 0);
-                return true;
-            }
+        let _locks = (self.lock(pair.0)?, self.lock(pair.1)?);
+        let place = self.find(pair, tag(key));
+        if let Some(Place { bucket, kind: Kind::Own(slot), .. }) = place {
+            bucket.set_tag(slot, 0);
+            bucket.state(slot).set(0, 0);
         }
-        false
+        Ok(place.is_some())
     }
 
-    /// Rewrites every state from the rules before to the rules after, so that usage outlives a change of policy. In
-    /// place when there is room for the states and `when_full` stays; otherwise the copy is returned, to be used instead.
-    pub fn carry(&self, words: usize, when_full: WhenFull, rules: &impl Rules, now: u64) -> Option<Table> {
-        let copy = (words > self.state || when_full != self.when_full)
-            .then(|| Table::with_buckets(self.main, self.overflow, words.max(self.state), when_full));
+    /// A table of the same size with every state rewritten from the rules before to the rules after, so that usage
+    /// outlives a change of policy. From then on this one answers [`Moved`], bucket by bucket: no charge falls between the
+    /// two. Only one thread may do this, and only once.
+    #[must_use]
+    pub fn carry(&self, words: usize, when_full: WhenFull, rules: &impl Rules, now: u64) -> Table {
+        let copy = Table::with_buckets(self.main, self.overflow, words.max(1), when_full);
         let mut held = vec![0_u64; self.state];
-        let mut carry_one = |from: State<'_>, mut to: State<'_>, tag: Option<u64>| {
-            for (index, word) in held.iter_mut().enumerate() {
-                *word = from.get(index);
-            }
-            for index in 0..to.len() {
-                to.set(index, 0);
-            }
-            if held.first().is_some_and(|end| *end > now) {
-                let (old, new) = rules.of(tag);
-                let key = Fingerprint(u128::from(tag.unwrap_or(0)) << 64);
-                carry(key, old, held.as_slice(), new, &mut to, now);
-            }
+        let mut take = |from: State<'_>| {
+            held.iter_mut().enumerate().for_each(|(index, word)| *word = from.get(index));
+            held.first().is_some_and(|end| *end > now).then(|| held.clone())
         };
         for number in 0..self.buckets() {
-            let from = self.bucket(number);
-            let to = copy.as_ref().map_or(from, |copy| copy.bucket(number));
-            let _lock = from.lock();
-            carry_one(from.shared(), to.shared(), None);
-            for slot in 0..SLOTS {
-                to.set_tag(slot, from.tag(slot));
-                carry_one(from.state(slot), to.state(slot), Some(from.tag(slot)));
+            let (from, to) = (self.bucket(number), copy.bucket(number));
+            let Ok(mut lock) = from.lock() else { continue };
+            if let Some(shared) = take(from.shared()) {
+                carry_shared(&shared, &mut to.shared(), rules.of(None), now);
             }
+            for slot in 0..SLOTS {
+                let tag = from.tag(slot);
+                let Some(state) = take(from.state(slot)) else { continue };
+                let (old, new) = rules.of(Some(tag));
+                to.set_tag(slot, tag);
+                carry(
+                    Fingerprint(u128::from(tag) << 64),
+                    old,
+                    state.as_slice(),
+                    new,
+                    &mut to.state(slot),
+                    now,
+                );
+            }
+            lock.mark_moved();
         }
         copy
     }
 
-    pub(crate) fn lock(&self, number: usize) -> Locked<'_> {
+    pub(crate) fn lock(&self, number: usize) -> Result<Locked<'_>, Moved> {
         self.bucket(number).lock()
+    }
+}
+
+/// Carries a state that keys share, perhaps of several rules and edges: whatever it comes to for one of them, it must not
+/// become less. A cell stays at least where it was; a state of another shape counts as used up.
+fn carry_shared(from: &[u64], to: &mut State<'_>, (old, new): (&Rule, &Rule), now: u64) {
+    let key = Fingerprint::default();
+    if old.shape() == new.shape() {
+        carry(key, old, from, new, to, now);
+        if new.shape() == Shape::Cell {
+            to.set(0, to.get(0).max(Words::get(from, 0)));
+        }
+    } else {
+        Charge { policy: 0, key, rule: new, cost: new.capacity() }.apply(to, now);
     }
 }
 

@@ -23,14 +23,14 @@ fn flood(when_full: WhenFull, keys: u64) -> (Admissions, tollgate_store::Events)
         mixed = mixed.wrapping_mul(0xDA94_2042_E4DD_58B5_1234_5678_9ABC_DEF1).wrapping_add(0x9E37_79B9);
         let now = START + number * 60 * SECOND / keys;
         let invented = Charge { policy: 0, key: Fingerprint(mixed), rule: &rule, cost: 10 };
-        memory.check(&invented, now);
+        memory.check(&invented, now).unwrap();
         if number == 3_000_000 {
             touched = resident();
         }
         if number % 1_000 == 0 {
             let known =
                 Charge { key: Fingerprint(0xABCD_EF01_2345_6789_ABCD_EF01_2345_6789), cost: 1, ..invented };
-            if memory.check(&known, now).verdict.is_admit() {
+            if memory.check(&known, now).unwrap().verdict.is_admit() {
                 honest.push(now, 1);
             }
         }

@@ -94,11 +94,9 @@ fn x_forwarded_for(headers: &HeaderMap) -> Vec<Option<IpAddr>> {
 fn forwarded(headers: &HeaderMap) -> Vec<Option<IpAddr>> {
     let elements = lines(headers, "forwarded").flat_map(|line| split_unquoted(line, ','));
     last(elements.map(|element| {
-        split_unquoted(element, ';').find_map(|pair| {
-            let (name, value) = pair.split_once('=')?;
-            let value = value.trim().trim_matches('"');
-            name.trim().eq_ignore_ascii_case("for").then(|| address(value)).flatten()
-        })
+        let mut pairs = split_unquoted(element, ';').filter_map(|pair| pair.split_once('='));
+        let (_, value) = pairs.find(|(name, _)| name.trim().eq_ignore_ascii_case("for"))?;
+        address(value.trim().trim_matches('"'))
     }))
 }
 
@@ -113,10 +111,13 @@ fn lines<'h>(headers: &'h HeaderMap, name: &'static str) -> impl Iterator<Item =
     headers.get_all(name).iter().map(|value| value.to_str().unwrap_or("?"))
 }
 
+/// The parts between separators that do not stand in quotes. Where quotes are not balanced somebody is cheating: a proxy that
+/// appends to such a line must not have its part swallowed, so every separator counts.
 fn split_unquoted(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let balanced = text.matches('"').count().is_multiple_of(2);
     let mut quoted = false;
     text.split(move |c: char| {
-        quoted ^= c == '"';
+        quoted ^= c == '"' && balanced;
         c == separator && !quoted
     })
 }
@@ -187,6 +188,13 @@ mod tests {
         assert_eq!(fwd(&["for=1.1.1.1, for=198.51.100.9;host=\"a,b;c\""]), "198.51.100.9");
         assert_eq!(fwd(&["for=198.51.100.9, for=_hidden"]), "10.0.0.1", "an obfuscated hop ends the walk");
         assert_eq!(fwd(&["for=unknown"]), "10.0.0.1");
+        assert_eq!(
+            fwd(&["for=1.2.3.4;x=\", for=198.51.100.9"]),
+            "198.51.100.9",
+            "an open quote swallows nothing"
+        );
+        assert_eq!(fwd(&["for=1.2.3.4;x=\", for=\"[2001:db8::1]\""]), "2001:db8::1");
+        assert_eq!(fwd(&["for=unknown;for=1.2.3.4"]), "10.0.0.1", "the first for is the one");
         assert_eq!(fwd(&["proto=https"]), "10.0.0.1");
         assert_eq!(client(Forwarding::None, "10.0.0.1", &["198.51.100.9"]), "10.0.0.1");
     }

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde_json::json;
 use tollgate_core::SECOND;
 
-use crate::{Part, Policy, Reason, Ruling};
+use crate::{Part, Reason, Ruling};
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -140,7 +140,7 @@ impl Contract {
         for (policy, part) in ruling.parts() {
             let comma = if policies.is_empty() { "" } else { "," };
             let (name, quota) = (&policy.name, part.outcome.limit.min(MAX_INTEGER));
-            let (window, wait) = (seconds(window(policy, part)).max(1), time(part, retry));
+            let (window, wait) = (seconds(part.window).max(1), time(part, retry));
             let left = part.outcome.remaining.min(MAX_INTEGER);
             policies += &format!("{comma}\"{name}\";q={quota};w={window}");
             limits += &format!("{comma}\"{name}\";r={left};t={wait}");
@@ -178,7 +178,9 @@ impl Contract {
                 "The request could not be counted. The fault is on this side.".to_owned()
             }
             (Reason::Blocked, _) => "This client is not served.".to_owned(),
-            (Reason::NoSubject, _) => "The request does not say on whose behalf it is made.".to_owned(),
+            (Reason::NoSubject, _) => {
+                "The request does not say, once and clearly, on whose behalf it is made.".to_owned()
+            }
             (Reason::BadCost, _) => "The cost header is not a whole number.".to_owned(),
             (Reason::UnknownPolicy, _) => "There is no policy of this name.".to_owned(),
             _ => String::new(),
@@ -193,16 +195,6 @@ impl Contract {
             "scope": scope,
             "retry_after": retry,
         })
-    }
-}
-
-/// The time that the published quota takes to come back: the capacity at the sustained rate.
-fn window(policy: &Policy, part: &Part) -> u64 {
-    let quota = policy.rule.quota();
-    if part.outcome.limit == quota.limit() {
-        quota.window()
-    } else {
-        part.outcome.limit.saturating_mul(quota.interval())
     }
 }
 

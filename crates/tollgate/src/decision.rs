@@ -123,6 +123,8 @@ impl Reason {
 pub struct Part {
     /// The policy's number.
     pub(crate) policy: u16,
+    /// Nanoseconds in which the whole limit comes back.
+    pub window: u64,
     /// Who was counted.
     pub key: Fingerprint,
     /// What was asked for.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 
+use ipnet::IpNet;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use tollgate_core::Fingerprint;
 
@@ -104,7 +105,7 @@ impl Prefixes {
             address @ IpAddr::V4(_) => (address, self.v4, 32),
             address @ IpAddr::V6(_) => (address, self.v6, 128),
         };
-        match ipnet::IpNet::new(address, bits) {
+        match IpNet::new(address, bits) {
             Ok(network) if bits < most => network.trunc().to_string(),
             _ => address.to_string(),
         }
@@ -126,6 +127,15 @@ pub fn fold(address: IpAddr) -> IpAddr {
     }
 }
 
+/// The same for a network: one of mapped or NAT64 addresses is one of IPv4 addresses.
+pub fn fold_network(network: IpNet) -> IpNet {
+    let folded = fold(network.addr());
+    match (network, folded, network.prefix_len().checked_sub(96)) {
+        (IpNet::V6(_), IpAddr::V4(_), Some(bits)) => IpNet::new(folded, bits).unwrap_or(network),
+        _ => network,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +151,10 @@ mod tests {
         assert_eq!(subject("64:ff9b::192.0.2.7"), "192.0.2.7");
         assert_eq!(subject("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
         assert_eq!(subject("2001:db8:1:2::9"), "2001:db8:1:2::/64");
+        let network = |text: &str| fold_network(text.parse().unwrap()).to_string();
+        assert_eq!(network("::ffff:192.0.2.0/120"), "192.0.2.0/24");
+        assert_eq!(network("64:ff9b::/96"), "0.0.0.0/0");
+        assert_eq!(network("2001:db8::/32"), "2001:db8::/32");
         let coarse = Prefixes { v4: 24, v6: 48 };
         assert_eq!(coarse.subject("192.0.2.7".parse().unwrap()), "192.0.2.0/24");
         assert_eq!(coarse.subject("2001:db8:1:2::9".parse().unwrap()), "2001:db8:1::/48");

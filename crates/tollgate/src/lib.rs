@@ -67,14 +67,14 @@ mod token;
 pub use clock::Clock;
 pub use config::{Problem, Problems};
 pub use decision::{Decision, MAX_SHADOWS, Part, Reason, Refusal, Ruling, Standing};
-pub use key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt, fold};
+pub use key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt, fold, fold_network};
 pub use limiter::{Capacity, Limiter};
 pub use matching::{Match, path_matches};
 pub use policies::{Check, MAX_POLICIES, Policies, PolicySet};
 pub use policy::{
     Class, Cost, DEFAULT_KEYS, Direction, List, Missing, Placement, Policy, Ready, Subject, Tier,
 };
-pub use request::Request;
+pub use request::{Request, Said};
 pub use token::Verifier;
 
 pub use tollgate_core::{

@@ -92,14 +92,20 @@ impl Limiter<Memory> {
 
     /// Charges `subject` `cost` units under the first policy, at the time `now` in nanoseconds since the Unix epoch.
     pub fn check_at(&self, subject: impl AsRef<[u8]>, cost: u64, now: u64) -> Decision {
-        let active = self.active.load();
-        let Some(ready) = active.policies.iter().next() else { return Decision::UNLIMITED };
-        let (key, rule) = ready.key(subject.as_ref());
-        active.store.check(&Charge { policy: 0, key, rule, cost }, now).into()
+        loop {
+            let active = self.active.load();
+            let Some(ready) = active.policies.iter().next() else { return Decision::UNLIMITED };
+            let (key, rule) = ready.key(subject.as_ref());
+            if let Ok(outcome) = active.store.check(&Charge { policy: 0, key, rule, cost }, now) {
+                return outcome.into();
+            }
+            // A reload is about to put the next generation in force.
+            std::thread::yield_now();
+        }
     }
 
-    /// Exchanges the policies. What is under way ends under the old ones; usage is kept for every policy whose name stays,
-    /// and a changed quota applies to it at once. Gives the new generation.
+    /// Exchanges the policies. Usage is kept for every policy whose name and subjects stay, and a changed quota applies to it
+    /// at once; no charge falls between the two generations. Gives the new one's number.
     pub fn reload(&self, set: PolicySet) -> u64 {
         let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.active.load_full();
@@ -107,6 +113,7 @@ impl Limiter<Memory> {
         let now = self.clock.now();
         let tables = policies.iter().map(|ready| {
             let old = before.policies.named(&ready.policy.name);
+            let old = old.filter(|old| old.policy.subjects == ready.policy.subjects);
             let kept = old.and_then(|old| Some((old, before.store.table(old.index)?)));
             kept.map_or_else(
                 || Arc::new(ready.policy.table()),
@@ -121,9 +128,14 @@ impl Limiter<Memory> {
 
     /// Forgets one subject of a policy, so that it is as new. `None` without such a policy, else whether it was known.
     pub fn reset(&self, policy: &str, subject: &str) -> Option<bool> {
-        let active = self.active.load();
-        let ready = active.policies.named(policy)?;
-        Some(active.store.forget(ready.index, ready.key(subject.as_bytes()).0))
+        loop {
+            let active = self.active.load();
+            let ready = active.policies.named(policy)?;
+            if let Ok(known) = active.store.forget(ready.index, ready.key(subject.as_bytes()).0) {
+                return Some(known);
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// The table of each policy.
@@ -151,24 +163,23 @@ impl<S: Store> Limiter<S> {
         self.decide_plan(|policies| policies.plan_checks(checks)).await
     }
 
-    async fn decide_plan(&self, plan: impl FnOnce(&Policies) -> Result<Plan<'_>, Early>) -> Ruling {
-        let active = self.active.load_full();
-        let now = self.clock.now();
-        let policies = Arc::clone(&active.policies);
-        let plan = match plan(&active.policies) {
-            Ok(plan) => plan,
-            Err((reason, scope)) => return Ruling::new(policies, now, reason, scope),
-        };
-        let answer = active.store.decide(&plan.demand, now).await;
-        let mut ruling = rule_on(policies, &plan.demand, &answer);
-        for charge in &plan.shadows {
-            let mut alone = Demand::new();
-            if alone.push(*charge).is_ok() {
-                let answer = active.store.decide(&alone, now).await;
-                ruling.shadows.extend(parts(std::slice::from_ref(charge), &answer));
+    async fn decide_plan(&self, plan: impl Fn(&Policies) -> Result<Plan<'_>, Early>) -> Ruling {
+        loop {
+            let active = self.active.load_full();
+            let now = self.clock.now();
+            let policies = Arc::clone(&active.policies);
+            let plan = match plan(&active.policies) {
+                Ok(plan) => plan,
+                Err((reason, scope)) => return Ruling::new(policies, now, reason, scope),
+            };
+            if let Ok(answer) = active.store.decide(&plan.demand, now).await {
+                let mut ruling = rule_on(policies, &plan.demand, &answer);
+                watch(&active.store, &plan, now, &mut ruling).await;
+                return ruling;
             }
+            // A reload is about to put the next generation in force.
+            std::thread::yield_now();
         }
-        ruling
     }
 
     /// The policies in force.
@@ -179,6 +190,18 @@ impl<S: Store> Limiter<S> {
     /// The clock.
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+}
+
+/// Adds what the watching policies would have decided, each alone. One whose states move just now is not watched.
+async fn watch<S: Store>(store: &S, plan: &Plan<'_>, now: u64, ruling: &mut Ruling) {
+    for charge in &plan.shadows {
+        let mut alone = Demand::new();
+        if alone.push(*charge).is_ok()
+            && let Ok(answer) = store.decide(&alone, now).await
+        {
+            ruling.shadows.extend(parts(std::slice::from_ref(charge), &answer));
+        }
     }
 }
 
@@ -217,12 +240,10 @@ impl Policy {
 fn carried(old: &Ready, table: &Arc<Table>, new: &Ready, now: u64) -> Arc<Table> {
     let change = Change::between(old, new);
     let words = new.policy.words();
-    let same = change.is_none() && words <= table.words() && new.policy.when_full == table.when_full();
-    if same {
+    if !change.any() && words == table.words() && new.policy.when_full == table.when_full() {
         return Arc::clone(table);
     }
-    let change = change.unwrap_or_else(|| Change::all(old, new));
-    table.carry(words, new.policy.when_full, &change, now).map_or_else(|| Arc::clone(table), Arc::new)
+    Arc::new(table.carry(words, new.policy.when_full, &change, now))
 }
 
 /// The rules before and after, by key.
@@ -232,15 +253,13 @@ struct Change {
 }
 
 impl Change {
-    /// What differs, if anything does.
-    fn between(old: &Ready, new: &Ready) -> Option<Change> {
-        let change = Change::all(old, new);
+    /// Whether anything differs.
+    fn any(&self) -> bool {
         let differs = |(before, after): &(Rule, Rule)| before != after;
-        let any = differs(&change.usual) || change.exceptions.values().any(differs);
-        any.then_some(change)
+        differs(&self.usual) || self.exceptions.values().any(differs)
     }
 
-    fn all(old: &Ready, new: &Ready) -> Change {
+    fn between(old: &Ready, new: &Ready) -> Change {
         let usual = (old.policy.rule, new.policy.rule);
         let mut exceptions = HashMap::new();
         for (key, rule) in old.exceptions() {

@@ -18,13 +18,13 @@ pub struct Match {
 }
 
 impl Match {
-    /// Whether `request` is such a request; `path` is its [`Request::normal_path`].
-    pub fn matches(&self, request: &Request<'_>, path: &str) -> bool {
+    /// Whether `request` is such a request; `paths` are its [`Request::path_readings`], of which one is enough.
+    pub fn matches(&self, request: &Request<'_>, paths: &[impl AsRef<str>]) -> bool {
         let any =
             |list: &[String], test: &dyn Fn(&str) -> bool| list.is_empty() || list.iter().any(|p| test(p));
-        any(&self.methods, &|method| method == request.method)
+        any(&self.methods, &|method| method.eq_ignore_ascii_case(request.method))
             && any(&self.hosts, &|host| host_matches(host, request.host_name()))
-            && any(&self.paths, &|pattern| path_matches(pattern, path))
+            && any(&self.paths, &|pattern| paths.iter().any(|path| path_matches(pattern, path.as_ref())))
             && self.headers.iter().all(|(name, value)| {
                 let mut lines = request.headers.get_all(name).iter();
                 lines.any(|line| value == "*" || line.as_bytes() == value.as_bytes())

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use tollgate_core::{Charge, Verdict};
+use tollgate_core::{Charge, Rule, Verdict};
 use tollgate_store::{Answer, Demand};
 
 use crate::decision::MAX_SHADOWS;
 use crate::key::{Prefixes, Salt};
-use crate::policy::{Policy, Reading, Ready};
+use crate::policy::{Found, Policy, Reading, Ready};
 use crate::token::{Tokens, Verifier};
 use crate::{Part, Reason, Request, Ruling};
 
@@ -83,11 +83,13 @@ impl Policies {
     /// `explain`, not for logs).
     pub fn explain(&self, request: &Request<'_>) -> Vec<(&Ready, Option<(String, String)>)> {
         let tokens = Tokens::new(self.verifier.as_ref());
-        let path = request.normal_path();
-        let met = self.ready.iter().filter(|ready| ready.policy.matches.matches(request, &path));
+        let paths = request.path_readings();
+        let met = self.ready.iter().filter(|ready| ready.policy.matches.matches(request, &paths));
         met.map(|ready| {
-            let find =
-                |source| crate::policy::find(source, request, &tokens, self.prefixes).map(|s| (source, s));
+            let find = |source| match crate::policy::find(source, request, &tokens, self.prefixes) {
+                Found::Subject(subject) => Some((source, subject)),
+                _ => None,
+            };
             let found = ready.policy.subjects.iter().find_map(find);
             let shown =
                 found.map(|(source, s)| (source.to_string(), String::from_utf8_lossy(&s).into_owned()));
@@ -99,9 +101,9 @@ impl Policies {
     /// The charges of a request, or why it is answered without the store.
     pub(crate) fn plan(&self, request: &Request<'_>, peek: bool) -> Result<Plan<'_>, Early> {
         let tokens = Tokens::new(self.verifier.as_ref());
-        let path = request.normal_path();
+        let paths = request.path_readings();
         let mut plan = Plan { demand: Demand::new(), shadows: ArrayVec::new() };
-        for ready in self.ready.iter().filter(|ready| ready.policy.matches.matches(request, &path)) {
+        for ready in self.ready.iter().filter(|ready| ready.policy.matches.matches(request, &paths)) {
             let cost = if peek { Ok(0) } else { ready.policy.cost.of(request) };
             let reading = ready.read(request, &tokens, self.prefixes);
             plan.add(ready, reading, cost.map_err(|_| Reason::BadCost))?;
@@ -179,8 +181,19 @@ pub(crate) fn rule_on(policies: Arc<Policies>, demand: &Demand<'_>, answer: &Ans
 pub(crate) fn parts<'a>(charges: &'a [Charge<'_>], answer: &'a Answer) -> impl Iterator<Item = Part> + 'a {
     charges.iter().zip(answer.outcomes()).map(|(charge, outcome)| Part {
         policy: charge.policy,
+        window: window(charge.rule),
         key: charge.key,
         cost: charge.cost,
         outcome: *outcome,
     })
+}
+
+/// The time that the published quota takes to come back: the capacity at the sustained rate.
+fn window(rule: &Rule) -> u64 {
+    let quota = rule.quota();
+    if rule.capacity() == quota.limit() {
+        quota.window()
+    } else {
+        rule.capacity().saturating_mul(quota.interval())
+    }
 }

@@ -13,6 +13,7 @@ use tollgate_store::WhenFull;
 
 use crate::key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt, fold};
 use crate::matching::Match;
+use crate::request::Said;
 use crate::{Request, token::Tokens};
 
 /// Keys that a policy's table is built for, unless it says otherwise.
@@ -229,7 +230,8 @@ impl Cost {
                 if !request.headers.contains_key(name) {
                     return Ok(*default);
                 }
-                let text = request.header(name.as_str()).and_then(|line| std::str::from_utf8(line).ok());
+                let text =
+                    request.header(name.as_str()).once().and_then(|line| std::str::from_utf8(line).ok());
                 let number = text.and_then(|text| text.trim().parse::<u64>().ok());
                 number.map(|cost| cost.clamp(1, (*max).max(1))).ok_or_else(|| name.to_string())
             }
@@ -317,48 +319,75 @@ impl Ready {
 
     /// What the policy makes of a subject that is given as it is.
     pub(crate) fn read_subject(&self, subject: &[u8]) -> Reading<'_> {
-        self.read_listed(None, Some(subject))
+        self.read_found(None, &Found::Subject(Cow::Borrowed(subject)))
     }
 
     /// What the policy makes of a request that it matches.
     pub(crate) fn read(&self, request: &Request<'_>, tokens: &Tokens<'_>, prefixes: Prefixes) -> Reading<'_> {
-        let subject = self.policy.subjects.iter().find_map(|source| find(source, request, tokens, prefixes));
-        self.read_listed(request.address, subject.as_deref())
+        let found = self.policy.subjects.iter().map(|source| find(source, request, tokens, prefixes));
+        let first = found.into_iter().find(|found| *found != Found::Nothing);
+        self.read_found(request.address, &first.unwrap_or(Found::Nothing))
     }
 
-    fn read_listed(&self, address: Option<IpAddr>, subject: Option<&[u8]>) -> Reading<'_> {
+    fn read_found(&self, address: Option<IpAddr>, found: &Found<'_>) -> Reading<'_> {
+        let subject = if let Found::Subject(subject) = found { Some(subject.as_ref()) } else { None };
         if self.policy.deny.holds(address, subject) {
             return Reading::Denied;
         }
         if self.policy.allow.holds(address, subject) {
             return Reading::Pass;
         }
-        match subject {
-            Some(subject) => {
-                let (key, rule) = self.key(subject);
-                Reading::Key { key, rule }
-            }
-            None if self.policy.missing == Missing::Skip => Reading::Pass,
-            None => Reading::NoSubject,
+        if let Some(subject) = subject {
+            let (key, rule) = self.key(subject);
+            return Reading::Key { key, rule };
+        }
+        // Who says two things at once is not let off as one who says nothing.
+        let skip = *found == Found::Nothing && self.policy.missing == Missing::Skip;
+        if skip { Reading::Pass } else { Reading::NoSubject }
+    }
+}
+
+/// What a source finds in a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Found<'r> {
+    /// This subject.
+    Subject(Cow<'r, [u8]>),
+    /// None: the next source is asked.
+    Nothing,
+    /// More than one, or one longer than [`MAX_SUBJECT_BYTES`]: no other source stands in for it.
+    Unclear,
+}
+
+impl<'r, T: Into<Cow<'r, [u8]>>> From<Said<T>> for Found<'r> {
+    fn from(said: Said<T>) -> Self {
+        match said {
+            Said::Once(subject) => Found::Subject(subject.into()),
+            Said::Not => Found::Nothing,
+            Said::Ambiguously => Found::Unclear,
         }
     }
 }
 
-/// The subject that `source` finds in a request.
+/// What `source` finds in a request.
 pub(crate) fn find<'r>(
     source: &'r Subject,
     request: &Request<'r>,
     tokens: &Tokens<'_>,
     prefixes: Prefixes,
-) -> Option<Cow<'r, [u8]>> {
-    let found: Option<Cow<'r, [u8]>> = match source {
-        Subject::Header(name) => request.header(name.as_str()).map(Cow::Borrowed),
-        Subject::Cookie(name) => request.cookie(name).map(Cow::Borrowed),
-        Subject::Query(name) => request.query_value(name),
-        Subject::Bearer => request.bearer().map(Cow::Borrowed),
-        Subject::Claim(name) => tokens.claim(request, name).map(|claim| Cow::Owned(claim.into_bytes())),
-        Subject::Address => request.address.map(|address| Cow::Owned(prefixes.subject(address).into_bytes())),
-        Subject::Const(value) => Some(Cow::Borrowed(value.as_bytes())),
+) -> Found<'r> {
+    let or_nothing =
+        |text: Option<String>| text.map_or(Said::Not, |text| Said::Once(text.into_bytes())).into();
+    let found: Found<'r> = match source {
+        Subject::Header(name) => request.header(name.as_str()).into(),
+        Subject::Cookie(name) => request.cookie(name).into(),
+        Subject::Query(name) => request.query_value(name).into(),
+        Subject::Bearer => request.bearer().into(),
+        Subject::Claim(name) => or_nothing(tokens.claim(request, name)),
+        Subject::Address => or_nothing(request.address.map(|address| prefixes.subject(address))),
+        Subject::Const(value) => Found::Subject(Cow::Borrowed(value.as_bytes())),
     };
-    found.filter(|subject| subject.len() <= MAX_SUBJECT_BYTES)
+    match found {
+        Found::Subject(subject) if subject.len() > MAX_SUBJECT_BYTES => Found::Unclear,
+        found => found,
+    }
 }

@@ -24,43 +24,89 @@ pub struct Request<'a> {
     pub size: Option<u64>,
 }
 
+/// What a request has to say of something that it should say once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said<T> {
+    /// This.
+    Once(T),
+    /// Nothing, or nothing but an empty value.
+    Not,
+    /// More than one thing. Whoever reads it later may choose the other one, so none of them counts.
+    Ambiguously,
+}
+
+impl<T> Said<T> {
+    /// What was said, if it was said once.
+    pub fn once(self) -> Option<T> {
+        if let Said::Once(value) = self { Some(value) } else { None }
+    }
+
+    fn of(mut values: impl Iterator<Item = T>) -> Self {
+        match (values.next(), values.next()) {
+            (None, _) => Said::Not,
+            (Some(value), None) => Said::Once(value),
+            (Some(_), Some(_)) => Said::Ambiguously,
+        }
+    }
+
+    fn filled(self, empty: impl Fn(&T) -> bool) -> Self {
+        match self {
+            Said::Once(value) if empty(&value) => Said::Not,
+            said => said,
+        }
+    }
+}
+
 impl<'a> Request<'a> {
-    /// The one line of a header. Two lines are ambiguous: whoever reads it later may choose the other, so neither counts.
-    pub fn header(&self, name: &str) -> Option<&'a [u8]> {
-        let mut lines = self.headers.get_all(name).iter();
-        let line = lines.next()?;
-        if lines.next().is_some() { None } else { Some(line.as_bytes()).filter(|line| !line.is_empty()) }
+    /// The line of a header.
+    pub fn header(&self, name: &str) -> Said<&'a [u8]> {
+        let lines = self.headers.get_all(name).iter().map(http::HeaderValue::as_bytes);
+        Said::of(lines).filled(|line| line.is_empty())
     }
 
     /// The value of a cookie.
-    pub fn cookie(&self, name: &str) -> Option<&'a [u8]> {
-        let pairs = self.headers.get_all(http::header::COOKIE).iter().filter_map(|line| line.to_str().ok());
-        let mut values = pairs.flat_map(|line| line.split(';')).filter_map(|pair| {
-            let (cookie, value) = pair.trim().split_once('=')?;
-            (cookie == name).then(|| value.trim_matches('"').as_bytes())
+    pub fn cookie(&self, name: &str) -> Said<&'a [u8]> {
+        let lines = self.headers.get_all(http::header::COOKIE).iter().map(http::HeaderValue::as_bytes);
+        let values = lines.flat_map(|line| line.split(|byte| *byte == b';')).filter_map(|pair| {
+            let pair = pair.trim_ascii();
+            let at = pair.iter().position(|byte| *byte == b'=')?;
+            (pair[..at].trim_ascii() == name.as_bytes()).then(|| pair[at + 1..].trim_ascii())
         });
-        values.next().filter(|value| !value.is_empty())
+        let bare =
+            |value: &'a [u8]| value.strip_prefix(b"\"").and_then(|v| v.strip_suffix(b"\"")).unwrap_or(value);
+        Said::of(values.map(bare)).filled(|value| value.is_empty())
     }
 
-    /// The first value of a query parameter, percent-decoded.
-    pub fn query_value(&self, name: &str) -> Option<Cow<'a, [u8]>> {
-        let mut pairs = self.query?.split('&').filter_map(|pair| pair.split_once('='));
-        let (_, value) = pairs.find(|(key, _)| percent_decode(key, |_| true) == name.as_bytes())?;
-        Some(percent_decode(value, |_| true)).filter(|value| !value.is_empty())
+    /// The value of a query parameter, decoded as forms are: `+` is a space.
+    pub fn query_value(&self, name: &str) -> Said<Vec<u8>> {
+        let decode = |text: &str| percent_decode(&text.replace('+', " "), |_| true).into_owned();
+        let pairs = self.query.unwrap_or_default().split('&');
+        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        let values = pairs.filter(|(key, _)| decode(key) == name.as_bytes()).map(|(_, value)| decode(value));
+        Said::of(values).filled(Vec::is_empty)
     }
 
     /// The token of `Authorization: Bearer`.
-    pub fn bearer(&self) -> Option<&'a [u8]> {
-        let (scheme, token) = self.header("authorization")?.split_at_checked(7)?;
-        scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii()).filter(|token| !token.is_empty())
+    pub fn bearer(&self) -> Said<&'a [u8]> {
+        match self.header("authorization") {
+            Said::Once(line) => match line.split_at_checked(7) {
+                Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"bearer ") => {
+                    Said::Once(token.trim_ascii()).filled(|token| token.is_empty())
+                }
+                _ => Said::Not,
+            },
+            other => other,
+        }
     }
 
-    /// The host without its port.
+    /// The host alone: without port, user and the final dot of a full name.
     pub fn host_name(&self) -> &'a str {
-        match self.host.rsplit_once(':') {
+        let host = self.host.rsplit_once('@').map_or(self.host, |(_user, host)| host);
+        let name = match host.rsplit_once(':') {
             Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.ends_with(':') => name,
-            _ => self.host,
-        }
+            _ => host,
+        };
+        name.strip_suffix('.').unwrap_or(name)
     }
 
     /// Whether a browser asks if it may ask: a CORS preflight, which is not charged.
@@ -70,30 +116,39 @@ impl<'a> Request<'a> {
             && self.headers.contains_key(http::header::ACCESS_CONTROL_REQUEST_METHOD)
     }
 
-    /// The path as patterns see it, so that no other spelling of a path slips past its policy: escapes decoded (save
-    /// `%2F`, and `%25`), dots resolved, slashes merged, no slash at the end.
-    pub fn normal_path(&self) -> Cow<'a, str> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~/!$&'()*+,;=:@".contains(&byte);
+    /// The path as origins may read it, so that no other spelling slips past its policy: escapes decoded, dots resolved,
+    /// slashes merged, no slash at the end. There is a second reading where origins differ: with `%2F` decoded too, and
+    /// without the parameters (`;v=1`) of segments.
+    pub fn path_readings(&self) -> Vec<Cow<'a, str>> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~/!$&'()*+,=:@".contains(&byte);
         let tidy = self.path.starts_with('/')
             && !self.path.contains("//")
             && !self.path.contains("/.")
             && self.path.bytes().all(plain)
             && (self.path.len() == 1 || !self.path.ends_with('/'));
         if tidy {
-            return Cow::Borrowed(self.path);
+            return vec![Cow::Borrowed(self.path)];
         }
-        let decoded = percent_decode(self.path, |byte| byte != b'/' && byte != b'%');
-        let decoded = String::from_utf8_lossy(&decoded);
-        let mut segments: Vec<&str> = Vec::new();
-        for segment in decoded.split('/') {
-            match segment {
-                "" | "." => {}
-                ".." => drop(segments.pop()),
-                segment => segments.push(segment),
-            }
-        }
-        Cow::Owned(format!("/{}", segments.join("/")))
+        let cautious = normal(self.path, |byte| byte != b'/' && byte != b'%', false);
+        let eager = normal(self.path, |byte| byte != b'%', true);
+        if eager == cautious { vec![cautious.into()] } else { vec![cautious.into(), eager.into()] }
     }
+}
+
+/// A path with these escapes decoded, dots resolved and slashes merged.
+pub(crate) fn normal(path: &str, decode: impl Fn(u8) -> bool, without_parameters: bool) -> String {
+    let decoded = percent_decode(path, decode);
+    let decoded = String::from_utf8_lossy(&decoded);
+    let mut segments: Vec<&str> = Vec::new();
+    for segment in decoded.split('/') {
+        let bare = segment.split(';').next().unwrap_or_default();
+        match if without_parameters { bare } else { segment } {
+            "" | "." => {}
+            ".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+    }
+    format!("/{}", segments.join("/"))
 }
 
 /// Decodes `%41` where `decode` agrees with the byte; what is no escape stays as it is.
@@ -132,9 +187,13 @@ mod tests {
         Request { method: "GET", host: "Example.com:8080", path, query, headers, address: None, size: None }
     }
 
+    fn readings(path: &str) -> Vec<String> {
+        let headers = HeaderMap::new();
+        request(path, None, &headers).path_readings().into_iter().map(Cow::into_owned).collect()
+    }
+
     #[test]
     fn other_spellings_of_a_path_are_that_path() {
-        let headers = HeaderMap::new();
         for path in [
             "/login",
             "/login/",
@@ -145,13 +204,16 @@ mod tests {
             "/%6cogin//",
             "/a/%2e%2e/login",
         ] {
-            assert_eq!(request(path, None, &headers).normal_path(), "/login", "{path}");
+            assert_eq!(readings(path), ["/login"], "{path}");
         }
-        assert_eq!(request("/a%2Fb", None, &headers).normal_path(), "/a%2Fb");
-        assert_eq!(request("/a%zz%", None, &headers).normal_path(), "/a%zz%");
-        assert_eq!(request("/", None, &headers).normal_path(), "/");
-        assert_eq!(request("", None, &headers).normal_path(), "/");
-        assert_eq!(request("/../../etc", None, &headers).normal_path(), "/etc");
+        for path in ["/login;v=1", "/a/..;/login", "/%2Flogin", "/a%2f..%2Flogin"] {
+            assert!(readings(path).contains(&"/login".to_owned()), "{path}: {:?}", readings(path));
+        }
+        assert_eq!(readings("/a%2Fb"), ["/a%2Fb", "/a/b"]);
+        assert_eq!(readings("/a%zz%"), ["/a%zz%"]);
+        assert_eq!(readings("/"), ["/"]);
+        assert_eq!(readings(""), ["/"]);
+        assert_eq!(readings("/../../etc"), ["/etc"]);
     }
 
     #[test]
@@ -160,17 +222,24 @@ mod tests {
         headers.insert("x-user", "alice".parse().unwrap());
         headers.append("x-twice", "a".parse().unwrap());
         headers.append("x-twice", "b".parse().unwrap());
-        headers.append("cookie", "a=1; sid=\"xyz\"".parse().unwrap());
-        headers.append("cookie", "b=2".parse().unwrap());
+        headers.append("x-empty", "".parse().unwrap());
+        headers.append("cookie", "a=1; sid=\"xyz\"; t=1".parse().unwrap());
+        headers.append("cookie", http::HeaderValue::from_bytes(b"b=\xFF; t=2").unwrap());
         headers.insert("authorization", "bearer  tok ".parse().unwrap());
-        let request = request("/", Some("a=1&k%65y=v%20w&key=other"), &headers);
-        assert_eq!(request.header("x-user"), Some(&b"alice"[..]));
-        assert_eq!(request.header("x-twice"), None);
-        assert_eq!(request.cookie("sid"), Some(&b"xyz"[..]));
-        assert_eq!(request.cookie("b"), Some(&b"2"[..]));
-        assert_eq!(request.query_value("key").as_deref(), Some(&b"v w"[..]));
-        assert_eq!(request.query_value("none"), None);
-        assert_eq!(request.bearer(), Some(&b"tok"[..]));
+        let request = request("/", Some("a=1&k%65y=v%20w&other=x+y&d=1&d=2&e="), &headers);
+        assert_eq!(request.header("x-user"), Said::Once(&b"alice"[..]));
+        assert_eq!(request.header("x-twice"), Said::Ambiguously);
+        assert_eq!((request.header("x-empty"), request.header("x-none")), (Said::Not, Said::Not));
+        assert_eq!(request.cookie("sid"), Said::Once(&b"xyz"[..]));
+        assert_eq!(request.cookie("b"), Said::Once(&b"\xFF"[..]));
+        assert_eq!((request.cookie("t"), request.cookie("u")), (Said::Ambiguously, Said::Not));
+        assert_eq!(request.query_value("key"), Said::Once(b"v w".to_vec()));
+        assert_eq!(request.query_value("other"), Said::Once(b"x y".to_vec()));
+        assert_eq!(request.query_value("d"), Said::Ambiguously);
+        assert_eq!((request.query_value("none"), request.query_value("e")), (Said::Not, Said::Not));
+        assert_eq!(request.bearer(), Said::Once(&b"tok"[..]));
         assert_eq!(request.host_name(), "Example.com");
+        let full = Request { host: "me@example.com.:80", ..request };
+        assert_eq!(full.host_name(), "example.com");
     }
 }

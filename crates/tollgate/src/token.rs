@@ -35,7 +35,7 @@ impl<'v> Tokens<'v> {
 
     /// A claim of the request's bearer token as text, if the token is verified and has it as a string or a number.
     pub(crate) fn claim(&self, request: &Request<'_>, name: &str) -> Option<String> {
-        let claims = self.claims.get_or_init(|| self.verify(request.bearer()?)).as_ref()?;
+        let claims = self.claims.get_or_init(|| self.verify(request.bearer().once()?)).as_ref()?;
         match claims.get(name)? {
             serde_json::Value::String(text) if !text.is_empty() => Some(text.clone()),
             serde_json::Value::Number(number) => Some(number.to_string()),
@@ -73,15 +73,27 @@ impl Verifier {
         let parsed: A = algorithm.parse().map_err(|_| {
             format!("`{algorithm}` is no algorithm; expected HS256, HS384, HS512, RS256, PS256, ES256, ES384 or EdDSA")
         })?;
+        let secret = key.trim_ascii();
         let key = match parsed {
-            A::HS256 | A::HS384 | A::HS512 => Ok(DecodingKey::from_secret(key.trim_ascii())),
+            A::HS256 | A::HS384 | A::HS512 if secret.starts_with(b"-----BEGIN") => {
+                return Err(format!("the key is in PEM, but {algorithm} takes a shared secret"));
+            }
+            A::HS256 | A::HS384 | A::HS512 if secret.len() < 16 => {
+                return Err("a shared secret has at least 16 bytes".to_owned());
+            }
+            A::HS256 | A::HS384 | A::HS512 => Ok(DecodingKey::from_secret(secret)),
             A::ES256 | A::ES384 => DecodingKey::from_ec_pem(key),
             A::EdDSA => DecodingKey::from_ed_pem(key),
             _ => DecodingKey::from_rsa_pem(key),
         };
         let key = key.map_err(|_| format!("the key is not a public key in PEM for {algorithm}"))?;
         let mut validation = jsonwebtoken::Validation::new(parsed);
+        validation.validate_nbf = true;
         validation.validate_aud = audience.is_some();
+        let named = [("exp", true), ("iss", issuer.is_some()), ("aud", audience.is_some())];
+        let required: Vec<&str> =
+            named.into_iter().filter(|(_, wanted)| *wanted).map(|(name, _)| name).collect();
+        validation.set_required_spec_claims(&required);
         audience.iter().for_each(|audience| validation.set_audience(&[audience]));
         issuer.iter().for_each(|issuer| validation.set_issuer(&[issuer]));
         Ok(Verifier { key, validation })

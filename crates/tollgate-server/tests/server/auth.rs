@@ -28,11 +28,25 @@ fn the_request_is_the_one_that_the_proxy_describes() {
         [("x-original-method", "GET"), ("x-original-uri", "/login"), ("x-forwarded-for", "192.0.2.1")];
     assert_eq!(ask(&server, "/v1/auth", &get_request), 200, "another method, another matter");
     assert_eq!(
-        ask(&server, "/v1/auth", &[("x-forwarded-method", "POST"), ("x-original-url", "http://h/login")]),
+        ask(&server, "/v1/auth", &[("x-original-method", "POST"), ("x-original-url", "http://h/login")]),
         200
     );
     assert_eq!(ask(&server, "/v1/auth?deny_status=200", &[]), 400);
     assert_eq!(ask(&server, "/v1/auth?bogus=1", &[]), 400);
+}
+
+#[test]
+fn a_client_cannot_describe_its_request_itself() {
+    let folder = Folder::new();
+    let server = Server::with_file(&folder.write("p.toml", POLICY), "");
+    let nginx = [("x-original-method", "POST"), ("x-original-uri", "/login?next=http://a/ok")];
+    assert_eq!(ask(&server, "/v1/auth", &nginx), 200);
+    assert_eq!(ask(&server, "/v1/auth", &nginx), 429, "a URL in the query does not change the path");
+    for smuggled in [("x-forwarded-uri", "/x"), ("x-forwarded-method", "OPTIONS")] {
+        let both =
+            [nginx[0], nginx[1], smuggled, ("origin", "https://a"), ("access-control-request-method", "GET")];
+        assert_eq!(ask(&server, "/v1/auth", &both), 400, "{smuggled:?}");
+    }
 }
 
 #[test]

@@ -265,4 +265,13 @@ fn a_verified_claim_is_a_subject_and_an_unverified_one_is_none() {
     assert_eq!(ask(token(good, "d", "you", 9_999_999_999)), 400);
     assert_eq!(ask(token(good, "e", "me", 1_000_000_000)), 400, "expired");
     assert_eq!(ask("rubbish".to_owned()), 400);
+    let key = jsonwebtoken::EncodingKey::from_secret(good.as_bytes());
+    let claims = json!({ "sub": "f", "exp": 9_999_999_999_u64 });
+    let anonymous = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
+    assert_eq!(ask(anonymous), 400, "a token without an issuer is not the issuer's");
+    for secret in ["short", "-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQ\n-----END PUBLIC KEY-----\n"] {
+        folder.write("secret", secret);
+        let wrong = crate::rig::tollgate().arg("check").arg(folder.0.join("p.toml")).output().unwrap();
+        assert_eq!(wrong.status.code(), Some(1), "{secret} is no shared secret");
+    }
 }

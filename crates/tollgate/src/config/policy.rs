@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use tollgate_core::{Algorithm, Quota, Rule};
 
 use crate::config::Section;
-use crate::key::{MAX_SUBJECT_BYTES, fold};
+use crate::key::{MAX_SUBJECT_BYTES, fold_network};
 use crate::{
     Class, Cost, DEFAULT_KEYS, Direction, List, MAX_POLICIES, Match, Missing, Placement, Policy, PolicySet,
     Prefixes, Subject, Tier, Verifier,
@@ -16,7 +16,7 @@ use crate::{
 /// The largest cost that one request may be charged by configuration.
 const MAX_COST: u64 = 1 << 40;
 
-/// The most memory that one policy's table may take, in bytes.
+/// The most memory that the tables of one set may take, in bytes.
 const MAX_TABLE_BYTES: usize = 64 << 30;
 
 /// The longest pattern of a host or path, in bytes.
@@ -39,6 +39,7 @@ impl PolicySet {
         if sections.len() > MAX_POLICIES {
             root.problem("policy", format!("at most {MAX_POLICIES} policies, found {}", sections.len()));
         }
+        let mut memory = 0_usize;
         for section in sections.iter().take(MAX_POLICIES) {
             let policy = read_policy(section);
             section.finish();
@@ -52,6 +53,13 @@ impl PolicySet {
             let claims = policy.subjects.iter().any(|subject| matches!(subject, Subject::Claim(_)));
             if claims && !root.has("jwt") {
                 section.problem("subject", "jwt: needs a [jwt] section that says how tokens are verified");
+            }
+            let bytes = tollgate_store::Table::bytes_for(policy.keys, policy.words());
+            memory = memory.saturating_add(bytes);
+            if memory > MAX_TABLE_BYTES {
+                let most = MAX_TABLE_BYTES >> 30;
+                section
+                    .problem("keys", format!("with this policy the tables take over {most} GiB; fewer keys"));
             }
             set.policies.push(policy);
         }
@@ -129,21 +137,34 @@ fn read_policy(section: &Section<'_>) -> Option<Policy> {
     policy.missing = missing.unwrap_or(policy.missing);
     policy.placement = placement.unwrap_or(policy.placement);
     policy.on_unavailable = on_unavailable.unwrap_or(policy.on_unavailable);
-    Policy { matches, shadow, allow, deny, when_full, tiers, ..policy }.fitting(section)
+    let policy = Policy { matches, shadow, allow, deny, when_full, tiers, ..policy };
+    check_tiers(section, &policy);
+    Some(policy)
 }
 
-impl Policy {
-    fn fitting(self, section: &Section<'_>) -> Option<Policy> {
-        let bytes = tollgate_store::Table::bytes_for(self.keys, self.words());
-        if bytes > MAX_TABLE_BYTES {
-            let most = MAX_TABLE_BYTES >> 30;
-            section.problem(
-                "keys",
-                format!("the table would take {} GiB, at most {most}; fewer keys", bytes >> 30),
-            );
-            return None;
+/// What tiers must have in common with their policy, and what no two of them may.
+fn check_tiers(section: &Section<'_>, policy: &Policy) {
+    let windowed = !matches!(
+        policy.rule.algorithm(),
+        Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyMeter | Algorithm::LeakyQueue
+    );
+    let mut listed = std::collections::HashSet::new();
+    for (tier, read) in policy.tiers.iter().zip(section.sections("tier")) {
+        if windowed && tier.rule.quota().window() != policy.rule.quota().window() {
+            let window = tollgate_core::show_duration(policy.rule.quota().window());
+            read.problem("quota", format!("tiers of a windowed policy have its window, {window}"));
         }
-        Some(self)
+        if let Cost::Fixed(cost) = policy.cost
+            && cost > tier.rule.capacity()
+        {
+            read.problem(
+                "quota",
+                format!("the policy's cost of {cost} is more than this tier ever gives at once"),
+            );
+        }
+        for subject in tier.subjects.iter().filter(|subject| !listed.insert(subject.as_str())) {
+            read.problem("subjects", format!("`{subject}` is listed before"));
+        }
     }
 }
 
@@ -214,8 +235,10 @@ fn read_match(section: &Section<'_>) -> Match {
         if !text.starts_with(['/', '*']) {
             return Err(format!("`{text}` matches no path; begin it with / or *"));
         }
-        // Patterns meet paths without a slash at the end.
-        pattern(if text.len() > 1 { text.strip_suffix('/').unwrap_or(text) } else { text })
+        pattern(text)?;
+        // Patterns meet paths in their normal form.
+        let normal = crate::request::normal(text, |byte| byte != b'/' && byte != b'%', false);
+        Ok(if text.starts_with('*') { normal[1..].to_owned() } else { normal })
     };
     let method = |text: &str| {
         let token = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
@@ -232,6 +255,11 @@ fn read_match(section: &Section<'_>) -> Match {
         });
         named.collect()
     });
+    for key in ["method", "host", "path"] {
+        if section.is_empty_list(key) {
+            section.problem(key, "an empty list matches nothing; leave it out to match everything");
+        }
+    }
     let matches = Match {
         methods: section.list("method", method),
         hosts: section.list("host", pattern),
@@ -247,7 +275,7 @@ fn read_cost(section: &Section<'_>) -> Option<Cost> {
         return None;
     }
     if !section.is_section("cost") {
-        return section.integer("cost", 0..=MAX_COST).map(Cost::Fixed);
+        return section.integer("cost", 1..=MAX_COST).map(Cost::Fixed);
     }
     let cost = section.section("cost")?;
     let max = cost.integer("max", 1..=MAX_COST);
@@ -288,8 +316,8 @@ fn read_list(section: &Section<'_>, key: &str) -> List {
         if let Some(subject) = text.strip_prefix("subject:") {
             return subject_text(subject).map(Entry::Subject);
         }
-        let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(|a| IpNet::from(fold(a))));
-        network.map(Entry::Network).map_err(|_| {
+        let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        network.map(|network| Entry::Network(fold_network(network))).map_err(|_| {
             format!("`{text}` is no network; expected an address such as 10.0.0.0/8, or subject:NAME")
         })
     });

@@ -163,6 +163,11 @@ impl<'d> Section<'d> {
         self.value(key).is_some_and(|value| value.get_ref().is_table())
     }
 
+    /// Whether a key is a list with nothing in it.
+    pub fn is_empty_list(&self, key: &str) -> bool {
+        self.value(key).and_then(|value| value.get_ref().as_array()).is_some_and(|list| list.is_empty())
+    }
+
     /// A list of tables (`[[key]]`).
     pub fn sections(&self, key: &str) -> Vec<Section<'d>> {
         let Some(value) = self.value(key) else { return Vec::new() };
