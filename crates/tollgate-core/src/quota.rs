@@ -73,7 +73,7 @@ impl Rate {
 ///
 /// The interval between two units of the sustained rate is `window / limit`, rounded **up** to a nanosecond once, here,
 /// so that the enforced rate is never above the published one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quota {
     limit: u64,
     window: NonZeroU64,

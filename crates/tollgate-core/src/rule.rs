@@ -85,7 +85,7 @@ pub enum Shape {
 }
 
 /// A [`Quota`] under an [`Algorithm`]. One that exists is valid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     quota: Quota,
     algorithm: Algorithm,

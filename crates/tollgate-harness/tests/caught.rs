@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Charge, Outcome, Quota, Rule, SECOND, Verdict};
 use tollgate_harness::laws;
-use tollgate_store::{Answer, Demand, Memory, Moved, Store, Table, WhenFull};
+use tollgate_store::{Answer, Demand, Memory, Store, Table, Unanswered, WhenFull};
 
 type Wrong = fn(&Faulty, &Demand<'_>, u64) -> Answer;
 
@@ -19,7 +19,11 @@ struct Faulty {
 }
 
 impl Store for Faulty {
-    fn decide(&self, demand: &Demand<'_>, now: u64) -> impl Future<Output = Result<Answer, Moved>> + Send {
+    fn decide(
+        &self,
+        demand: &Demand<'_>,
+        now: u64,
+    ) -> impl Future<Output = Result<Answer, Unanswered>> + Send {
         std::future::ready(Ok((self.wrong)(self, demand, now)))
     }
 }

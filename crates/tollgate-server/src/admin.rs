@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -11,7 +10,7 @@ use tollgate::{Check, Ready};
 
 use crate::answer::{json as json_answer, problem};
 use crate::app::App;
-use crate::body::{Body, full};
+use crate::body::{self, Body, full};
 use crate::check::{self, form_pairs};
 use crate::listen::{Handler, Peer};
 use crate::settings::shown;
@@ -40,21 +39,24 @@ impl Admin {
 
     async fn route(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
         match (request.method(), request.uri().path()) {
-            (&Method::GET, "/metrics") => {
+            (&Method::GET | &Method::HEAD, "/metrics") => {
                 let mut response = Response::new(full(self.app.metrics.text(&self.app.limiter)));
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
                 response.headers_mut().insert(header::CONTENT_TYPE, kind);
                 response
             }
-            (&Method::GET, "/healthz") => json_answer(StatusCode::OK, &json!({ "status": "ok" })),
-            (&Method::GET, "/readyz") if self.app.is_stopping() => {
+            (&Method::GET | &Method::HEAD, "/healthz") => {
+                json_answer(StatusCode::OK, &json!({ "status": "ok" }))
+            }
+            (&Method::GET | &Method::HEAD, "/readyz") if self.app.is_stopping() => {
                 json_answer(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "stopping" }))
             }
-            (&Method::GET, "/readyz") => json_answer(
+            (&Method::GET | &Method::HEAD, "/readyz") => json_answer(
                 StatusCode::OK,
                 &json!({ "status": "ready", "generation": self.app.limiter.policies().generation }),
             ),
             _ if !self.may(&request) => {
+                tracing::warn!(audit = "denied", path = request.uri().path(), by = %peer.address, "administration");
                 let mut response = problem(StatusCode::UNAUTHORIZED, "Administration asks for its token.");
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 response
@@ -70,10 +72,12 @@ impl Admin {
     }
 
     fn may(&self, request: &Request<Incoming>) -> bool {
-        let Some(token) = &self.app.settings.admin_token else { return true };
+        let Some(token) = &self.app.settings.admin_token else { return is_own_name(request) };
         let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-        let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
-        same(given, token.as_bytes())
+        let given = given.and_then(|value| value.split_at_checked(7));
+        given.is_some_and(|(scheme, given)| {
+            scheme.eq_ignore_ascii_case(b"bearer ") && same(given.trim_ascii(), token.as_bytes())
+        })
     }
 
     fn policies(&self) -> Value {
@@ -102,7 +106,7 @@ impl Admin {
         let Some(ready) = ruling.policies().named(&policy) else {
             return problem(StatusCode::NOT_FOUND, "There is no policy of this name.");
         };
-        let mut body = check::body(&ruling);
+        let mut body = check::standings(&ruling);
         body["key"] = shown(ready.key(subject.as_bytes()).0).into();
         json_answer(StatusCode::OK, &body)
     }
@@ -116,10 +120,12 @@ impl Admin {
         if !is_json {
             return problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Expected Content-Type: application/json.");
         }
-        let Ok(body) = Limited::new(request.into_body(), MAX_ADMIN_BYTES).collect().await else {
-            return problem(StatusCode::PAYLOAD_TOO_LARGE, &format!("At most {MAX_ADMIN_BYTES} bytes."));
+        let pause = self.app.settings.limits.body_timeout;
+        let body = match body::read(request.into_body(), MAX_ADMIN_BYTES, pause).await {
+            Ok(body) => body,
+            Err(cut) => return problem(cut.status(), &format!("{cut} At most {MAX_ADMIN_BYTES} bytes.")),
         };
-        let reset: Reset = match serde_json::from_slice(&body.to_bytes()) {
+        let reset: Reset = match serde_json::from_slice(&body) {
             Ok(reset) => reset,
             Err(error) => return problem(StatusCode::BAD_REQUEST, &error.to_string()),
         };
@@ -156,6 +162,19 @@ fn describe(ready: &Ready) -> Value {
         "keys": policy.keys,
         "when_full": policy.when_full.to_string(),
     })
+}
+
+/// Whether a request without a token names this machine as it is: a page of another site whose name was made to lead here
+/// cannot.
+fn is_own_name(request: &Request<Incoming>) -> bool {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    let authority = request.uri().authority().map(|authority| authority.as_str());
+    let Some(host) = authority.or(host) else { return true };
+    let name = host
+        .rsplit_once(':')
+        .filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()))
+        .map_or(host, |(n, _)| n);
+    name == "localhost" || name.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok()
 }
 
 /// Compares in a time that does not tell where they differ.

@@ -14,11 +14,13 @@ const EXPOSED: HeaderValue = HeaderValue::from_static(
     "RateLimit, RateLimit-Policy, Retry-After, X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset",
 );
 
-/// The refusal of a request, in the way its client expects: gRPC, or HTTP with a problem body.
-pub fn refusal(settings: &Settings, ruling: &Ruling, request: &HeaderMap) -> Response<Body> {
-    let grpc = request
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+/// Whether a client speaks gRPC.
+pub fn is_grpc(request: &HeaderMap) -> bool {
+    request.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// The refusal of a request: HTTP with a problem body, or to a client that speaks gRPC the gRPC way.
+pub fn refusal(settings: &Settings, ruling: &Ruling, request: &HeaderMap, grpc: bool) -> Response<Body> {
     let mut response = if grpc {
         grpc_refusal(settings, ruling)
     } else {

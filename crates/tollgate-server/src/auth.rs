@@ -5,6 +5,8 @@
 //! through, so a request with both is refused: nobody describes it but the proxy. With `?deny_status=403` every refusal
 //! has that status, which is all that nginx passes on, and the true one stands in `X-RL-Status`.
 
+use std::time::Duration;
+
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use tollgate::client::Trust;
@@ -22,31 +24,17 @@ pub async fn answer(app: &App, request: &Request<Incoming>, peer: &Peer) -> Resp
         Err(detail) => return problem(StatusCode::BAD_REQUEST, &detail),
     };
     let headers = request.headers();
-    let original = ["x-original-method", "x-original-uri", "x-original-url"];
-    let forwarded = ["x-forwarded-method", "x-forwarded-uri"];
-    let [by_original, by_forwarded] =
-        [&original[..], &forwarded[..]].map(|names| names.iter().any(|name| headers.contains_key(*name)));
-    if by_original && by_forwarded {
-        return problem(
-            StatusCode::BAD_REQUEST,
-            "Both X-Original- and X-Forwarded- headers describe the request.",
-        );
-    }
-    let family = if by_original { "x-original-" } else { "x-forwarded-" };
-    let said = |name: &str| only(headers, &format!("{family}{name}"));
-    let uri = said("uri").or_else(|| said("url")).unwrap_or("/");
-    // A whole URL, and not a path with one in its query.
-    let uri = match uri.split_once("://") {
-        Some((_, rest)) if !uri.starts_with('/') => rest.find('/').map_or("/", |at| &rest[at..]),
-        _ => uri,
+    let described = match Described::read(headers) {
+        Ok(described) => described,
+        Err(detail) => return denied(deny, problem(StatusCode::BAD_REQUEST, detail)),
     };
-    let (path, query) = uri.split_once('?').map_or((uri, None), |(path, query)| (path, Some(query)));
-    let method = said("method").unwrap_or(request.method().as_str());
-    let length = only(headers, "content-length").and_then(|length| length.parse().ok());
-    let bodiless = matches!(method, "GET" | "HEAD" | "OPTIONS" | "DELETE");
+    let (path, query) =
+        described.uri.split_once('?').map_or((described.uri, None), |(path, query)| (path, Some(query)));
+    let length = only(headers, "content-length").ok().flatten().and_then(|length| length.parse().ok());
+    let bodiless = matches!(described.method, "GET" | "HEAD" | "OPTIONS" | "DELETE");
     let asked = tollgate::Request {
-        method,
-        host: said("host").or_else(|| only(headers, "host")).unwrap_or_default(),
+        method: described.method,
+        host: described.host,
         path,
         query,
         headers,
@@ -58,12 +46,11 @@ pub async fn answer(app: &App, request: &Request<Incoming>, peer: &Peer) -> Resp
     }
     let ruling = app.decide(Door::Auth, Ask::Request(&asked)).await;
     if !ruling.is_admit() {
-        let mut response = refusal(&app.settings, &ruling, headers);
-        if let Some(deny) = deny {
-            response.headers_mut().insert("x-rl-status", ruling.reason.status().as_u16().into());
-            *response.status_mut() = deny;
-        }
-        return response;
+        // The proxy reads the status, whatever its client speaks.
+        return denied(deny, refusal(&app.settings, &ruling, headers, false));
+    }
+    if ruling.wait() > 0 {
+        tokio::time::sleep(Duration::from_nanos(ruling.wait())).await;
     }
     let mut response = Response::new(empty());
     app.settings.contract.write(&ruling, response.headers_mut());
@@ -71,11 +58,64 @@ pub async fn answer(app: &App, request: &Request<Incoming>, peer: &Peer) -> Resp
     response
 }
 
+/// A refusal under the status that the proxy passes on.
+fn denied(deny: Option<StatusCode>, mut response: Response<Body>) -> Response<Body> {
+    if let Some(deny) = deny {
+        let status = response.status().as_u16();
+        response.headers_mut().insert("x-rl-status", status.into());
+        *response.status_mut() = deny;
+    }
+    response
+}
+
+/// A request in its proxy's words.
+struct Described<'h> {
+    method: &'h str,
+    host: &'h str,
+    uri: &'h str,
+}
+
+impl<'h> Described<'h> {
+    fn read(headers: &'h HeaderMap) -> Result<Self, &'static str> {
+        const TWICE: &str =
+            "A header that describes the request stands twice; the proxy must set it, not add it.";
+        let said = |name: &str| only(headers, name).map_err(|Twice| TWICE);
+        let original = (said("x-original-method")?, said("x-original-uri")?.or(said("x-original-url")?));
+        let forwarded = (said("x-forwarded-method")?, said("x-forwarded-uri")?);
+        let (method, uri, host) = match (original, forwarded) {
+            // nginx passes a client's X-Forwarded-Host on, so the host is the one of the question.
+            ((Some(method), Some(uri)), (None, None)) => (method, uri, said("host")?),
+            ((None, None), (Some(method), Some(uri))) => {
+                (method, uri, said("x-forwarded-host")?.or(said("host")?))
+            }
+            ((None, None), (None, None)) => {
+                return Err(
+                    "Nothing describes the request: set X-Original-Method and -URI, or X-Forwarded-Method and -Uri.",
+                );
+            }
+            ((None, None), _) => return Err("Expected X-Forwarded-Method and X-Forwarded-Uri both."),
+            (_, (None, None)) => return Err("Expected X-Original-Method and X-Original-URI both."),
+            _ => {
+                return Err(
+                    "Both X-Original- and X-Forwarded- headers describe the request; clear one kind.",
+                );
+            }
+        };
+        // A whole URL, and not a path with one in its query.
+        let uri = match uri.split_once("://") {
+            Some((_, rest)) if !uri.starts_with('/') => rest.find('/').map_or("/", |at| &rest[at..]),
+            _ => uri,
+        };
+        Ok(Described { method, host: host.unwrap_or_default(), uri })
+    }
+}
+
 /// Whoever asks here is a proxy by trade: one on this machine is believed as the configured ones are.
 fn asker(trust: &Trust, peer: &Peer) -> Trust {
     let mut trust = trust.clone();
-    if peer.address.ip().is_loopback() {
-        trust.proxies.push(ipnet::IpNet::from(peer.address.ip()));
+    let address = tollgate::fold(peer.address.ip());
+    if address.is_loopback() {
+        trust.proxies.push(ipnet::IpNet::from(address));
     }
     trust
 }
@@ -97,9 +137,12 @@ fn deny_status(query: &str) -> Result<Option<StatusCode>, String> {
     Ok(deny)
 }
 
-/// A header that stands there once.
-fn only<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+/// A header stands there more than once.
+struct Twice;
+
+/// A header that is there at most once; empty counts as absent.
+fn only<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h str>, Twice> {
     let mut lines = headers.get_all(name).iter();
-    let line = lines.next()?.to_str().ok().filter(|line| !line.is_empty());
-    if lines.next().is_some() { None } else { line }
+    let line = lines.next().and_then(|line| line.to_str().ok()).filter(|line| !line.is_empty());
+    if lines.next().is_some() { Err(Twice) } else { Ok(line) }
 }

@@ -4,15 +4,17 @@ use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Empty, Full};
+use http_body_util::{BodyExt, Collected, Empty, Full};
+use hyper::body::Incoming;
 use tokio::time::Sleep;
 
 /// Any error.
@@ -31,25 +33,65 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Why a guarded body ended early.
+/// Why a body ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// It is larger than allowed.
+    /// It is larger than allowed: 413.
     TooLarge,
-    /// Nothing came for too long.
+    /// Nothing came for too long: 408.
     TooSlow,
+    /// It broke off: 400.
+    Broken,
+}
+
+impl Cut {
+    /// The status that says so.
+    pub const fn status(self) -> StatusCode {
+        match self {
+            Cut::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Cut::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            Cut::Broken => StatusCode::BAD_REQUEST,
+        }
+    }
 }
 
 impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Cut::TooLarge => "the body is larger than allowed",
-            Cut::TooSlow => "the body stopped coming",
+            Cut::TooLarge => "The body is larger than allowed.",
+            Cut::TooSlow => "The body stopped coming.",
+            Cut::Broken => "The body broke off.",
         })
     }
 }
 
 impl Error for Cut {}
+
+/// What others may know of a guarded body.
+#[derive(Debug, Default)]
+pub struct Progress {
+    frames: AtomicU64,
+    cut: OnceLock<Cut>,
+}
+
+impl Progress {
+    /// Why it ended early, if it did.
+    pub fn cut(&self) -> Option<Cut> {
+        self.cut.get().copied()
+    }
+
+    /// Returns when for `patience` nothing of the body has moved on: it has all gone out, or nobody takes it.
+    pub async fn stalled(&self, patience: Duration) {
+        let mut seen = self.frames.load(Ordering::Relaxed);
+        loop {
+            tokio::time::sleep(patience).await;
+            let now = self.frames.load(Ordering::Relaxed);
+            if std::mem::replace(&mut seen, now) == now {
+                return;
+            }
+        }
+    }
+}
 
 /// A body that may not be larger than `left` more bytes, nor pause longer than `pause`.
 #[derive(Debug)]
@@ -58,15 +100,20 @@ pub struct Guarded<B> {
     left: u64,
     pause: Duration,
     timer: Pin<Box<Sleep>>,
-    too_large: Arc<AtomicBool>,
+    progress: Arc<Progress>,
 }
 
 impl<B: HttpBody<Data = Bytes> + Unpin> Guarded<B> {
-    /// Guards a body. The flag tells later whether it was too large.
-    pub fn new(inner: B, most: u64, pause: Duration) -> (Self, Arc<AtomicBool>) {
-        let too_large = Arc::new(AtomicBool::new(false));
+    /// Guards a body.
+    pub fn new(inner: B, most: u64, pause: Duration) -> (Self, Arc<Progress>) {
+        let progress = Arc::<Progress>::default();
         let timer = Box::pin(tokio::time::sleep(pause));
-        (Guarded { inner, left: most, pause, timer, too_large: Arc::clone(&too_large) }, too_large)
+        (Guarded { inner, left: most, pause, timer, progress: Arc::clone(&progress) }, progress)
+    }
+
+    fn cut(&self, why: Cut) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let _first = self.progress.cut.set(why);
+        Poll::Ready(Some(Err(why.into())))
     }
 }
 
@@ -84,20 +131,18 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(context) else {
             let late = self.timer.as_mut().poll(context).is_ready();
-            return if late { Poll::Ready(Some(Err(Cut::TooSlow.into()))) } else { Poll::Pending };
+            return if late { self.cut(Cut::TooSlow) } else { Poll::Pending };
         };
         let pause = self.pause;
         self.timer.set(tokio::time::sleep(pause));
+        self.progress.frames.fetch_add(1, Ordering::Relaxed);
         let size = match &frame {
             Some(Ok(frame)) => frame.data_ref().map_or(0, Bytes::len),
             _ => 0,
         };
         match self.left.checked_sub(size as u64) {
             Some(left) => self.left = left,
-            None => {
-                self.too_large.store(true, Ordering::Relaxed);
-                return Poll::Ready(Some(Err(Cut::TooLarge.into())));
-            }
+            None => return self.cut(Cut::TooLarge),
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
@@ -109,4 +154,14 @@ where
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
     }
+}
+
+/// Reads a small body whole.
+///
+/// # Errors
+/// [`Cut`] when it is larger than `most`, stops coming, or breaks off.
+pub async fn read(body: Incoming, most: usize, pause: Duration) -> Result<Bytes, Cut> {
+    let (body, progress) = Guarded::new(body, most as u64, pause);
+    let whole = body.collect().await.map(Collected::to_bytes);
+    whole.map_err(|_| progress.cut().unwrap_or(Cut::Broken))
 }

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -13,7 +12,7 @@ use tollgate::{Check, MAX_CHARGES, MAX_SUBJECT_BYTES, Part, Policy, Ruling, Verd
 use crate::answer::{self, problem};
 use crate::app::{App, Ask, Door};
 use crate::auth;
-use crate::body::Body;
+use crate::body::{self, Body};
 use crate::listen::{Handler, Peer};
 
 /// The largest body of a check, in bytes.
@@ -42,16 +41,19 @@ impl Api {
 
     async fn check(&self, request: Request<Incoming>) -> Response<Body> {
         let query = request.uri().query().unwrap_or_default().to_owned();
-        let always_200 = query.split('&').any(|pair| pair == "status=always200");
+        let status = form_pairs(&query).find(|(name, _)| name == "status");
+        let always_200 = match &status {
+            None => false,
+            Some((_, value)) if value == "always200" => true,
+            Some(_) => return problem(StatusCode::BAD_REQUEST, "status: expected always200"),
+        };
         let asked = if request.method() == Method::GET {
             Asked::from_query(&query)
         } else {
-            match Limited::new(request.into_body(), MAX_CHECK_BYTES).collect().await {
-                Ok(body) => serde_json::from_slice(&body.to_bytes()).map_err(|error| error.to_string()),
-                Err(_) => {
-                    let detail = format!("The body is larger than {MAX_CHECK_BYTES} bytes, or broke off.");
-                    return problem(StatusCode::PAYLOAD_TOO_LARGE, &detail);
-                }
+            let pause = self.app.settings.limits.body_timeout;
+            match body::read(request.into_body(), MAX_CHECK_BYTES, pause).await {
+                Ok(body) => serde_json::from_slice(&body).map_err(|error| error.to_string()),
+                Err(cut) => return problem(cut.status(), &format!("{cut} At most {MAX_CHECK_BYTES} bytes.")),
             }
         };
         let ruling = match asked {
@@ -63,7 +65,7 @@ impl Api {
             Err(error) => return problem(StatusCode::BAD_REQUEST, &error),
         };
         let status = if always_200 { StatusCode::OK } else { ruling.reason.status() };
-        let mut response = answer::json(status, &body(&ruling));
+        let mut response = answer::json(status, &standings(&ruling));
         self.app.settings.contract.write(&ruling, response.headers_mut());
         response
     }
@@ -216,7 +218,7 @@ pub(crate) fn form_pairs(query: &str) -> impl Iterator<Item = (String, String)> 
 }
 
 /// The body of an answer: the decision, and every policy's standing.
-pub fn body(ruling: &Ruling) -> Value {
+pub fn standings(ruling: &Ruling) -> Value {
     let policies: Vec<Value> = ruling.parts().map(standing).collect();
     let mut body = json!({
         "decision": if ruling.is_admit() { "admit" } else { "refuse" },

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::{
-    Clock, Cost, Direction, Limiter, Policy, PolicySet, Ruling, SECOND, Salt, Subject, Table, WhenFull,
-    show_duration,
+    Algorithm, Clock, Cost, Direction, Limiter, Policy, PolicySet, Rule, Ruling, SECOND, Salt, Subject,
+    Table, WhenFull, show_duration,
 };
 
 use crate::cli::ExplainArgs;
@@ -67,15 +67,11 @@ pub fn headline(policy: &Policy) -> String {
 /// A policy in full.
 pub fn explain(policy: &Policy) -> String {
     let rule = &policy.rule;
-    let quota = rule.quota();
     let mut text = format!("{}\n", headline(policy));
     let mut line = |name: &str, value: String| text += &format!("  {name:<12} {value}\n");
     line("matches", matches(policy));
     line("subject", format!("{}; without one: {}", subjects(policy), policy.missing));
-    line(
-        "at once",
-        format!("{} from cold, then one unit every {}", rule.capacity(), show_duration(quota.interval())),
-    );
+    line("at once", at_once(rule));
     line(
         "promise",
         format!(
@@ -90,7 +86,10 @@ pub fn explain(policy: &Policy) -> String {
     for tier in &policy.tiers {
         let count = tier.subjects.len();
         let who = plural(count, "subject", "subjects");
-        line("tier", format!("{} for {count} {who}: {}", tier.name, tier.rule.quota()));
+        line(
+            "tier",
+            format!("{} for {count} {who}: {}: {}", tier.name, tier.rule.quota(), tier.rule.bound()),
+        );
     }
     line("cost", cost(&policy.cost));
     line("check", format!("{}: a table in this process, no I/O; a refusal writes nothing", policy.placement));
@@ -112,6 +111,26 @@ pub fn explain(policy: &Policy) -> String {
         }
     }
     text
+}
+
+fn at_once(rule: &Rule) -> String {
+    let quota = rule.quota();
+    let (capacity, window) = (rule.capacity(), show_duration(quota.window()));
+    let pace = show_duration(quota.interval());
+    match rule.algorithm() {
+        Algorithm::FixedWindow => format!("{capacity} from cold, all back at the next edge of {window}"),
+        Algorithm::SlidingLog => format!("{capacity} from cold, each back {window} after it was spent"),
+        Algorithm::SlidingCounter => {
+            format!("{capacity} from cold, coming back over the {window} after the window's end")
+        }
+        Algorithm::LeakyQueue => {
+            let (burst, queue) = (quota.burst(), quota.queue());
+            format!(
+                "{burst} from cold without a wait and {queue} more that wait their turn, one every {pace}"
+            )
+        }
+        _ => format!("{capacity} from cold, then one unit every {pace}"),
+    }
 }
 
 fn subjects(policy: &Policy) -> String {
@@ -158,7 +177,7 @@ fn full(when_full: WhenFull) -> &'static str {
 fn unavailable(policy: &Policy) -> String {
     let direction = match policy.on_unavailable {
         Direction::Refuse => "503 with Retry-After",
-        Direction::Admit => "admitted, counted in tollgate_fallback_total",
+        Direction::Admit => "admitted",
         Direction::Local => "counted in this process meanwhile",
     };
     format!("{} ({direction}); a count in this process is never out of reach", policy.on_unavailable)
@@ -229,7 +248,9 @@ impl Described {
                 None => format!("no subject: {}", ready.policy.missing),
             };
             let shadow = if ready.policy.shadow { ", only watching" } else { "" };
-            text += &format!("  meets {}{shadow}: {who}; {}\n", ready.policy.name, ready.policy.rule.bound());
+            let rule =
+                subject.as_ref().map_or(&ready.policy.rule, |(_, subject)| ready.key(subject.as_bytes()).1);
+            text += &format!("  meets {}{shadow}: {who}; {}\n", ready.policy.name, rule.bound());
         }
         if request.is_preflight() {
             return text + "  is a CORS preflight, which is not charged\n";

@@ -1,7 +1,6 @@
 //! The gateway: a streaming reverse proxy that asks before it passes on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -10,11 +9,12 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use tollgate::client::Forwarding;
 
-use crate::answer::{problem, readable, refusal};
+use crate::answer::{is_grpc, problem, readable, refusal};
 use crate::app::{App, Ask, Door};
-use crate::body::{Body, Guarded, empty};
-use crate::listen::{Handler, Peer};
+use crate::body::{Body, Cut, Guarded, Progress, empty};
+use crate::listen::{Handler, Held, Peer};
 use crate::upstream::{NoAnswer, Upstreams, join_cookies, strip_hop_by_hop};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -42,12 +42,12 @@ impl Gateway {
         let limits = &self.app.settings.limits;
         let size = request.body().size_hint();
         if size.lower() > limits.max_body {
-            return too_large(limits.max_body);
+            return cut_short(Cut::TooLarge, limits.max_body);
         }
-        if request.method() == Method::CONNECT || !request.uri().path().starts_with('/') {
-            return problem(StatusCode::BAD_REQUEST, "The request target is not a path of an origin.");
-        }
-        let host = host(&request);
+        let host = match well_formed(&request) {
+            Ok(host) => host,
+            Err((status, detail)) => return problem(status, detail),
+        };
         let asked = tollgate::Request {
             method: request.method().as_str(),
             host: &host,
@@ -62,7 +62,7 @@ impl Gateway {
         }
         let ruling = self.app.decide(Door::Gateway, Ask::Request(&asked)).await;
         if !ruling.is_admit() {
-            return refusal(&self.app.settings, &ruling, request.headers());
+            return refusal(&self.app.settings, &ruling, request.headers(), is_grpc(request.headers()));
         }
         if ruling.wait() > 0 {
             tokio::time::sleep(Duration::from_nanos(ruling.wait())).await;
@@ -87,26 +87,26 @@ impl Gateway {
         if let Some(protocol) = &upgrade {
             mark_upgrade(&mut parts.headers, protocol.clone());
         }
-        let (body, too_big) = guard(body, limits.max_body, limits.body_timeout);
+        let (body, progress) = guard(body, limits.max_body, limits.body_timeout);
         // The origin's protocol is the connection's, not the client's.
         parts.version = http::Version::HTTP_11;
         let start = self.app.limiter.clock().now();
-        let sent = self.upstreams.send(Request::from_parts(parts, body)).await;
+        let sent = self.upstreams.send(Request::from_parts(parts, body), &progress).await;
         let took = self.app.limiter.clock().now().saturating_sub(start);
         self.app.metrics.upstream_seconds.observe(took as f64 / tollgate::SECOND as f64);
-        let mut response = match sent {
-            Ok(response) => response,
-            Err(_) if too_big.load(Ordering::Relaxed) => return too_large(limits.max_body),
-            Err(NoAnswer::Bad) => {
+        let mut response = match (sent, progress.cut()) {
+            (Ok(response), _) => response,
+            (Err(_), Some(cut)) => return cut_short(cut, limits.max_body),
+            (Err(NoAnswer::Bad), _) => {
                 return problem(StatusCode::BAD_GATEWAY, "The origin gave no usable answer.");
             }
-            Err(NoAnswer::Late) => {
+            (Err(NoAnswer::Late), _) => {
                 return problem(StatusCode::GATEWAY_TIMEOUT, "The origin did not answer in time.");
             }
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let origin = hyper::upgrade::on(&mut response);
-            tokio::spawn(tunnel(client, origin));
+            tokio::spawn(tunnel(client, origin, Arc::clone(&peer.held)));
             let (mut parts, _) = response.into_parts();
             let protocol = strip_hop_by_hop(&mut parts.headers).or(upgrade);
             protocol.into_iter().for_each(|protocol| mark_upgrade(&mut parts.headers, protocol));
@@ -117,23 +117,41 @@ impl Gateway {
         Response::from_parts(parts, guard(body, u64::MAX, limits.body_timeout).0)
     }
 
-    /// What the origin is told of the client: what a trusted proxy said, and this hop; what anybody else said is dropped.
+    /// What the origin is told of the client: what a trusted proxy said in the configured header, and this hop; what anybody
+    /// else said is dropped.
     fn tell_origin(&self, headers: &mut HeaderMap, host: &str, peer: &Peer) {
-        let believed = self.app.settings.trust.is_proxy(peer.address.ip());
-        if !believed {
+        let trust = &self.app.settings.trust;
+        if !trust.is_proxy(peer.address.ip()) {
             for name in [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST, header::FORWARDED] {
                 headers.remove(name);
             }
+            for name in ["x-real-ip", "x-forwarded-port", "x-forwarded-server"] {
+                headers.remove(name);
+            }
         }
-        let hop = HeaderValue::from_str(&tollgate::fold(peer.address.ip()).to_string());
-        if let Ok(hop) = hop {
-            headers.append(X_FORWARDED_FOR, hop);
+        let scheme = if peer.tls { "https" } else { "http" };
+        let hop = tollgate::fold(peer.address.ip());
+        let (name, other, hop) = match trust.forwarding {
+            Forwarding::Forwarded if hop.is_ipv6() => {
+                (header::FORWARDED, X_FORWARDED_FOR, format!("for=\"[{hop}]\";proto={scheme}"))
+            }
+            Forwarding::Forwarded => {
+                (header::FORWARDED, X_FORWARDED_FOR, format!("for={hop};proto={scheme}"))
+            }
+            _ => (X_FORWARDED_FOR, header::FORWARDED, hop.to_string()),
+        };
+        headers.remove(other);
+        if let Ok(hop) = HeaderValue::from_str(&hop) {
+            headers.append(name, hop);
         }
-        let scheme = HeaderValue::from_static(if peer.tls { "https" } else { "http" });
-        headers.entry(X_FORWARDED_PROTO).or_insert(scheme);
-        if let Ok(host) = HeaderValue::from_str(host) {
-            headers.entry(X_FORWARDED_HOST).or_insert(host.clone());
-            headers.insert(header::HOST, host);
+        headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(scheme));
+        match HeaderValue::from_str(host) {
+            Ok(host) if !host.is_empty() => {
+                headers.entry(X_FORWARDED_HOST).or_insert(host.clone());
+                headers.insert(header::HOST, host);
+            }
+            // A client of HTTP/1.0 names no host: the origin is told its own.
+            _ => drop(headers.remove(header::HOST)),
         }
         headers.remove(header::EXPECT);
     }
@@ -147,18 +165,36 @@ impl Handler for Gateway {
     }
 }
 
-fn host(request: &Request<Incoming>) -> String {
-    let named = request.uri().authority().map(|authority| authority.as_str());
-    let field = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    named.or_else(field).unwrap_or_default().to_owned()
+/// The host of a request that a proxy may pass on.
+fn well_formed(request: &Request<Incoming>) -> Result<String, (StatusCode, &'static str)> {
+    let bad = |detail| Err((StatusCode::BAD_REQUEST, detail));
+    if request.method() == Method::CONNECT || !request.uri().path().starts_with('/') {
+        return bad("The request target is not a path of an origin.");
+    }
+    let mut coding = request.headers().get_all(header::TRANSFER_ENCODING).iter();
+    if coding.any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
+        return Err((StatusCode::NOT_IMPLEMENTED, "The only transfer coding is chunked."));
+    }
+    if let Some(authority) = request.uri().authority() {
+        let port = authority.port().map_or(String::new(), |port| format!(":{port}"));
+        return Ok(format!("{}{port}", authority.host()));
+    }
+    let mut fields = request.headers().get_all(header::HOST).iter();
+    match (fields.next().map(|field| field.to_str()), fields.next()) {
+        (Some(Ok(host)), None) if !host.is_empty() || request.version() < http::Version::HTTP_11 => {
+            Ok(host.to_owned())
+        }
+        (None, None) if request.version() < http::Version::HTTP_11 => Ok(String::new()),
+        _ => bad("Expected one Host."),
+    }
 }
 
-fn guard(body: Incoming, most: u64, pause: Duration) -> (Body, Arc<AtomicBool>) {
+fn guard(body: Incoming, most: u64, pause: Duration) -> (Body, Arc<Progress>) {
     if body.is_end_stream() {
         return (empty(), Arc::default());
     }
-    let (body, too_large) = Guarded::new(body, most, pause);
-    (body.boxed_unsync(), too_large)
+    let (body, progress) = Guarded::new(body, most, pause);
+    (body.boxed_unsync(), progress)
 }
 
 fn mark_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
@@ -166,13 +202,16 @@ fn mark_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::UPGRADE, protocol);
 }
 
-/// Carries bytes both ways until either side ends.
-async fn tunnel(client: hyper::upgrade::OnUpgrade, origin: hyper::upgrade::OnUpgrade) {
+/// Carries bytes both ways until either side ends; the connection's place is held meanwhile.
+async fn tunnel(client: hyper::upgrade::OnUpgrade, origin: hyper::upgrade::OnUpgrade, held: Arc<Held>) {
     let (Ok(client), Ok(origin)) = tokio::join!(client, origin) else { return };
     let (mut client, mut origin) = (TokioIo::new(client), TokioIo::new(origin));
     let _ended = tokio::io::copy_bidirectional(&mut client, &mut origin).await;
+    drop(held);
 }
 
-fn too_large(most: u64) -> Response<Body> {
-    problem(StatusCode::PAYLOAD_TOO_LARGE, &format!("The body is larger than limits.max_body, {most} bytes."))
+fn cut_short(cut: Cut, most: u64) -> Response<Body> {
+    let limit =
+        if cut == Cut::TooLarge { format!(" limits.max_body is {most} bytes.") } else { String::new() };
+    problem(cut.status(), &format!("{cut}{limit}"))
 }

@@ -12,10 +12,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use prometheus::IntGauge;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
+use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
@@ -25,10 +28,33 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::app::App;
 use crate::body::Body;
 use crate::proxy_protocol::{self, Source};
+use crate::upstream::KEEP_ALIVE_EVERY;
+
+/// A connection's place among those of its listener. It is given back when the last user of the connection is done with it.
+#[derive(Debug)]
+pub struct Held {
+    _place: OwnedSemaphorePermit,
+    open: IntGauge,
+}
+
+impl Held {
+    fn new(place: OwnedSemaphorePermit, open: IntGauge) -> Arc<Self> {
+        open.inc();
+        Arc::new(Held { _place: place, open })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.open.dec();
+    }
+}
 
 /// Who is at the other end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Peer {
+    /// The connection's place, for what outlives the request.
+    pub held: Arc<Held>,
     /// The address of the TCP peer, or the one that its PROXY header names.
     pub address: SocketAddr,
     /// Whether the connection is encrypted.
@@ -95,6 +121,7 @@ pub async fn serve(
             place = Arc::clone(&room).acquire_owned() => place,
             _ = stop.wait_for(|stop| *stop) => break,
         };
+        let Ok(place) = place else { break };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stop.wait_for(|stop| *stop) => break,
@@ -108,34 +135,39 @@ pub async fn serve(
                 continue;
             }
         };
+        let held = Held::new(place, app.metrics.connections.clone());
+        let peer = Peer { held, address, tls: wire.tls.is_some() };
         let (wire, app, handler, watcher) =
             (wire.clone(), Arc::clone(&app), Arc::clone(&handler), graceful.watcher());
         tokio::spawn(async move {
-            app.metrics.connections.inc();
-            if let Err(error) = connection(stream, address, &wire, &app, handler, watcher).await {
+            if let Err(error) = connection(stream, peer, &wire, &app, handler, watcher).await {
                 tracing::debug!(%error, %address, "connection");
             }
-            app.metrics.connections.dec();
-            drop(place);
         });
     }
     drop(listener);
-    let _all_ended = timeout(app.settings.limits.shutdown_grace, graceful.shutdown()).await;
+    // Requests end, then what they left open: every place comes back.
+    let all = u32::try_from(app.settings.limits.max_connections).unwrap_or(u32::MAX);
+    let ended = async {
+        graceful.shutdown().await;
+        let _every_place = room.acquire_many(all).await;
+    };
+    let _in_time = timeout(app.settings.limits.shutdown_grace, ended).await;
 }
 
 async fn connection(
     mut stream: TcpStream,
-    address: SocketAddr,
+    mut peer: Peer,
     wire: &Wire,
     app: &App,
     handler: Arc<impl Handler>,
     watcher: Watcher,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEP_ALIVE_EVERY))?;
     let patience = app.settings.limits.head_timeout;
-    let mut peer = Peer { address, tls: wire.tls.is_some() };
     if wire.proxy_protocol {
-        if !app.settings.trust.is_proxy(address.ip()) {
+        if !app.settings.trust.is_proxy(peer.address.ip()) {
             return Err(io::Error::other("a PROXY header from a peer that is not trusted"));
         }
         let source = timeout(patience, proxy_protocol::read(&mut stream)).await?;
@@ -147,14 +179,33 @@ async fn connection(
     match &wire.tls {
         Some(tls) => {
             let stream = timeout(patience, tls.accept(stream)).await??;
-            http(stream, peer, app, handler, watcher).await
+            let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+            http(stream, http2, peer, app, handler, watcher).await
         }
-        None => http(stream, peer, app, handler, watcher).await,
+        None => {
+            let http2 = timeout(patience, begins_with_http2(&stream)).await??;
+            http(stream, http2, peer, app, handler, watcher).await
+        }
+    }
+}
+
+/// Whether a connection begins as HTTP/2 does. Looks at its first bytes without taking them.
+async fn begins_with_http2(stream: &TcpStream) -> io::Result<bool> {
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let mut seen = [0; PREFACE.len()];
+    loop {
+        let length = stream.peek(&mut seen).await?;
+        let begins = PREFACE.starts_with(&seen[..length]);
+        if length == 0 || length == PREFACE.len() || !begins {
+            return Ok(begins && length > 0);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 async fn http(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    http2: bool,
     peer: Peer,
     app: &App,
     handler: Arc<impl Handler>,
@@ -166,18 +217,22 @@ async fn http(
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
-        .max_buf_size(limits.max_head)
-        .pipeline_flush(true);
+        .max_buf_size(limits.max_head);
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.max_head).unwrap_or(u32::MAX))
         .max_concurrent_streams(256)
         .keep_alive_interval(Some(Duration::from_secs(30)));
+    let builder = if http2 { builder.http2_only() } else { builder.http1_only() };
+    // Whoever does not read what was asked for is not waited for, nor is it buffered for them.
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(limits.body_timeout));
     let service = service_fn(move |request| {
-        let handler = Arc::clone(&handler);
+        let (handler, peer) = (Arc::clone(&handler), peer.clone());
         async move { Ok::<_, std::convert::Infallible>(handler.answer(request, &peer).await) }
     });
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+    let connection =
+        builder.serve_connection_with_upgrades(TokioIo::new(Box::pin(stream)), service).into_owned();
     watcher.watch(connection).await.map_err(io::Error::other)
 }

@@ -96,9 +96,7 @@ impl Metrics {
             |policy: &str, decision: &str| self.decisions.with_label_values(&[policy, decision]).inc();
         let mut counted = false;
         for (policy, part) in ruling.parts() {
-            // A policy that would have admitted, had another not refused, did not refuse.
-            let refused = !part.outcome.verdict.is_admit();
-            count(&policy.name, if refused { ruling.reason.name() } else { "admit" });
+            count(&policy.name, ruling.part_name(part));
             counted = true;
         }
         if !counted {

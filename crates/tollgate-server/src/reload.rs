@@ -15,8 +15,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Reloads on SIGHUP, and when the file changes. A file that was replaced by a link is one that changed.
 pub async fn watch(app: Arc<App>) {
-    let Some(path) = app.file.clone() else { return };
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    let Some(path) = app.file.clone() else {
+        while hangup.recv().await.is_some() {
+            tracing::warn!("nothing to reload: the server was started without a file");
+        }
+        return;
+    };
     let mut seen = stamp(&path);
     loop {
         let asked = tokio::select! {

@@ -28,8 +28,12 @@ pub fn load(text: Option<&str>, file: Option<&Path>) -> Result<(Salt, String), F
             "made for this run (set TOLLGATE_SALT or keys.salt_file to keep it)".to_owned(),
         ));
     };
-    if !file.exists() {
-        create(file).map_err(|error| Failure::file(file, &error))?;
+    if !file.exists()
+        && let Err(error) = create(file)
+    {
+        // A file system that cannot be written to is no reason not to serve.
+        let why = format!("made for this run ({}: {error}; set TOLLGATE_SALT to keep one)", file.display());
+        return Ok((Salt::random(), why));
     }
     let text = fs::read_to_string(file).map_err(|error| Failure::file(file, &error))?;
     let shown = file.display();
@@ -38,18 +42,18 @@ pub fn load(text: Option<&str>, file: Option<&Path>) -> Result<(Salt, String), F
     Ok((salt, format!("from {shown}")))
 }
 
-/// Writes a new salt that only the owner may read. Whole or not at all: instances that start together agree on one.
+/// Writes a new salt that only its owner may read. Whole or not at all: instances that start together agree on one.
 fn create(file: &Path) -> std::io::Result<()> {
-    let text = format!("{}{}", random_hex(), random_hex());
-    let draft = file.with_extension(format!("new-{}", std::process::id()));
-    let mut out = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    out.write_all(text.as_bytes())?;
-    out.sync_all()?;
-    let linked = fs::hard_link(&draft, file);
-    fs::remove_file(&draft)?;
+    let draft = file.with_extension(format!("new-{}", random_hex()));
+    let mut out = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+    let written =
+        out.write_all(format!("{}{}\n", random_hex(), random_hex()).as_bytes()).and_then(|()| out.sync_all());
+    let linked = written.and_then(|()| fs::hard_link(&draft, file));
     match linked {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => fs::remove_file(&draft),
+        // Some file systems have no links.
+        Err(error) if error.kind() == std::io::ErrorKind::Unsupported => fs::rename(&draft, file),
+        other => fs::remove_file(&draft).and(other),
     }
 }
 

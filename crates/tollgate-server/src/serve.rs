@@ -60,16 +60,24 @@ async fn serve(app: Arc<App>, salt_from: &str) -> Result<(), Failure> {
     let (listener, address) = bind(app.settings.admin)?;
     lines.push(format!("admin    http://{address}/metrics"));
     let admin = Arc::new(Admin::new(Arc::clone(&app)));
-    listeners.spawn(listen::serve(listener, Wire::default(), Arc::clone(&app), admin, stopped));
+    let (stop_admin, admin_stopped) = watch::channel(false);
+    let admin =
+        tokio::spawn(listen::serve(listener, Wire::default(), Arc::clone(&app), admin, admin_stopped));
     lines.push(format!("salt     {salt_from}"));
     eprint!("{}", start_message(&app, &lines));
     let watching = tokio::spawn(reload::watch(Arc::clone(&app)));
     told_to_stop().await;
-    tracing::info!("stopping: requests under way may end, new ones are not taken");
+    tracing::info!("stopping: requests under way may end, new ones are not taken; once more to end at once");
     app.stop();
-    watching.abort();
     let _nobody_listens = stop.send(true);
-    while listeners.join_next().await.is_some() {}
+    tokio::select! {
+        () = async { while listeners.join_next().await.is_some() {} } => {}
+        () = told_to_stop() => {}
+    }
+    // Last, so that it can be asked meanwhile whether the server is ready.
+    watching.abort();
+    admin.abort();
+    drop(stop_admin);
     Ok(())
 }
 

@@ -33,6 +33,8 @@ pub struct Settings {
     pub admin_token: Option<String>,
     /// The origins.
     pub upstream: Vec<Uri>,
+    /// The certificates that https origins are verified by, instead of the web's.
+    pub upstream_ca: Option<PathBuf>,
     /// Whether plain origins speak HTTP/2 from the first byte (for gRPC).
     pub upstream_http2: bool,
     /// Whose forwarding headers are believed.
@@ -107,6 +109,7 @@ impl Default for Settings {
             admin: local(9090),
             admin_token: None,
             upstream: Vec::new(),
+            upstream_ca: None,
             upstream_http2: false,
             trust: Trust::default(),
             proxy_protocol: false,
@@ -148,6 +151,8 @@ pub fn read(name: &str, text: &str) -> Result<(Settings, PolicySet), Problems> {
     if let Some(keys) = root.section("keys") {
         settings.salt_file = keys.text("salt_file").map(|file| document.beside(file));
     }
+    // Without a place of its own the salt is kept beside the file.
+    settings.salt_file = settings.salt_file.or_else(|| Some(PathBuf::from(format!("{name}.salt"))));
     let set = PolicySet::read(&root);
     root.finish();
     document.finish().map(|()| (settings, set))
@@ -161,11 +166,12 @@ fn read_server(server: &Section<'_>, settings: &mut Settings) {
     settings.listen = server.parse("listen", address).unwrap_or(settings.listen);
     settings.api = server.parse("api", address).unwrap_or(settings.api);
     settings.admin = server.parse("admin", address).unwrap_or(settings.admin);
-    settings.admin_token = server.text("admin_token").map(str::to_owned);
+    settings.admin_token = server.parse("admin_token", token);
     settings.upstream = server.list("upstream", parse_upstream);
     if settings.upstream.len() > MAX_UPSTREAMS {
         server.problem("upstream", format!("at most {MAX_UPSTREAMS} origins"));
     }
+    settings.upstream_ca = server.text("upstream_ca").map(|file| server.document().beside(file));
     settings.upstream_http2 = server.boolean("upstream_http2").unwrap_or(false);
     settings.trust.proxies = server.list("trusted_proxies", |text| {
         let network = text.parse::<IpNet>().or_else(|_| text.parse::<std::net::IpAddr>().map(IpNet::from));
@@ -235,6 +241,12 @@ fn read_limits(section: &Section<'_>, limits: &mut Limits) {
     section.finish();
 }
 
+/// A token that somebody has to know.
+fn token(text: &str) -> Result<String, &'static str> {
+    let text = text.trim();
+    if text.len() < 8 { Err("a token has at least 8 characters") } else { Ok(text.to_owned()) }
+}
+
 /// An origin: scheme, host and perhaps a port; no path, for requests keep theirs.
 fn parse_upstream(text: &str) -> Result<Uri, String> {
     let wrong = || format!("`{text}` is no origin; expected one such as http://127.0.0.1:3000");
@@ -266,7 +278,10 @@ pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
     settings.listen = arguments.listen.unwrap_or(settings.listen);
     settings.api = arguments.api.unwrap_or(settings.api);
     settings.admin = arguments.admin.unwrap_or(settings.admin);
-    settings.admin_token = arguments.admin_token.clone().or(settings.admin_token);
+    if let Some(text) = &arguments.admin_token {
+        settings.admin_token =
+            Some(token(text).map_err(|error| Failure::Wrong(format!("TOLLGATE_ADMIN_TOKEN: {error}")))?);
+    }
     if !arguments.upstream.is_empty() {
         let parsed: Result<Vec<Uri>, String> =
             arguments.upstream.iter().map(|text| parse_upstream(text)).collect();

@@ -1,6 +1,8 @@
 //! The origins behind the gateway: pooled connections, and what proxies owe the next hop.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -11,12 +13,19 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use crate::body::Body;
+use crate::body::{Body, Progress};
 use crate::settings::Settings;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// How often a silent connection is asked whether it is still there.
+pub(crate) const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(60);
 
 /// Why an origin gave no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +42,8 @@ pub struct Upstreams {
     client: Client<HttpsConnector<HttpConnector>, Body>,
     origins: Vec<(Scheme, Authority)>,
     next: AtomicUsize,
-    patience: std::time::Duration,
+    patience: Duration,
+    http2: bool,
 }
 
 impl Upstreams {
@@ -45,27 +55,34 @@ impl Upstreams {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
+        connector.set_keepalive(Some(KEEP_ALIVE_EVERY));
         connector.set_connect_timeout(Some(settings.limits.connect_timeout));
-        let tls = HttpsConnectorBuilder::new()
-            .with_provider_and_webpki_roots(ring::default_provider())
-            .map_err(|error| format!("TLS: {error}"))?;
-        let connector = tls.https_or_http().enable_all_versions().wrap_connector(connector);
+        let tls = HttpsConnectorBuilder::new().with_tls_config(tls_config(settings.upstream_ca.as_deref())?);
+        let tls = tls.https_or_http();
+        // HTTP/2 only where it is asked for: such an origin sees its own authority, not the client's.
+        let connector = match settings.upstream_http2 {
+            true => tls.enable_http2().wrap_connector(connector),
+            false => tls.enable_http1().wrap_connector(connector),
+        };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
             .http2_only(settings.upstream_http2)
+            .http2_keep_alive_interval(Some(KEEP_ALIVE_EVERY))
             .build(connector);
         let origin = |uri: &Uri| Some((uri.scheme()?.clone(), uri.authority()?.clone()));
         let origins = settings.upstream.iter().filter_map(origin).collect();
-        Ok(Upstreams {
-            client,
-            origins,
-            next: AtomicUsize::new(0),
-            patience: settings.limits.response_timeout,
-        })
+        let (patience, http2) = (settings.limits.response_timeout, settings.upstream_http2);
+        Ok(Upstreams { client, origins, next: AtomicUsize::new(0), patience, http2 })
     }
 
-    /// Sends a request to the next origin, and waits for the head of its answer.
-    pub async fn send(&self, mut request: Request<Body>) -> Result<Response<Incoming>, NoAnswer> {
+    /// Sends a request to the next origin, and waits for the head of its answer: as long as its body moves on, and then
+    /// `response_timeout`.
+    pub async fn send(
+        &self,
+        mut request: Request<Body>,
+        progress: &Progress,
+    ) -> Result<Response<Incoming>, NoAnswer> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         let Some((scheme, authority)) = self.origins.get(turn % self.origins.len().max(1)) else {
             return Err(NoAnswer::Bad);
@@ -73,16 +90,43 @@ impl Upstreams {
         let path = request.uri().path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/"));
         let target = Uri::builder().scheme(scheme.clone()).authority(authority.clone()).path_and_query(path);
         *request.uri_mut() = target.build().map_err(|_| NoAnswer::Bad)?;
-        match tokio::time::timeout(self.patience, self.client.request(request)).await {
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) if timed_out(&error) => Err(NoAnswer::Late),
-            Ok(Err(error)) => {
+        if self.http2 {
+            request.headers_mut().remove(header::HOST);
+        }
+        let answer = tokio::select! {
+            answer = self.client.request(request) => answer,
+            () = progress.stalled(self.patience) => return Err(NoAnswer::Late),
+        };
+        match answer {
+            Ok(response) => Ok(response),
+            Err(error) if timed_out(&error) => Err(NoAnswer::Late),
+            // The client's fault is not the origin's.
+            Err(_) if progress.cut().is_some() => Err(NoAnswer::Bad),
+            Err(error) => {
                 tracing::warn!(origin = %authority, %error, cause = ?std::error::Error::source(&error), "no answer");
                 Err(NoAnswer::Bad)
             }
-            Err(_) => Err(NoAnswer::Late),
         }
     }
+}
+
+/// Whom https origins are verified by: the certificates of a file, or those of the web.
+fn tls_config(file: Option<&Path>) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore::empty();
+    match file {
+        None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+        Some(file) => {
+            let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+            let found = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            let (added, _) = roots.add_parsable_certificates(found.map_err(|error| wrong(&error))?);
+            if added == 0 {
+                return Err(wrong(&"no certificate in it"));
+            }
+        }
+    }
+    let builder = ClientConfig::builder_with_provider(ring::default_provider().into());
+    let builder = builder.with_safe_default_protocol_versions().map_err(|error| format!("TLS: {error}"))?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
 /// HTTP/2 may send a cookie in pieces; HTTP/1 knows one line (RFC 9113, 8.2.3).
@@ -113,8 +157,9 @@ fn timed_out(error: &(dyn std::error::Error + 'static)) -> bool {
     false
 }
 
-/// Takes out what is meant for this hop only: the listed fields, and those that `Connection` names. Gives the protocol that
-/// an upgrade was asked for.
+/// Takes out what is meant for this hop only: the listed fields, and those that `Connection` names. Gives `websocket` when an
+/// upgrade to it was asked for. No other protocol is passed through: an origin that took `h2c` would serve requests that
+/// nobody counts.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -124,6 +169,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
         .filter_map(|name| name.trim().parse().ok())
         .collect();
     let upgrade = if named.contains(&header::UPGRADE) { headers.get(header::UPGRADE).cloned() } else { None };
+    let upgrade = upgrade.filter(|protocol| protocol.as_bytes().eq_ignore_ascii_case(b"websocket"));
     let trailers =
         headers.get_all(header::TE).iter().any(|te| te.as_bytes().eq_ignore_ascii_case(b"trailers"));
     for name in named {
@@ -138,6 +184,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
         header::TE,
         header::TRANSFER_ENCODING,
         header::UPGRADE,
+        HTTP2_SETTINGS,
     ] {
         headers.remove(name);
     }

@@ -19,6 +19,10 @@
 
 mod bucket;
 mod demand;
+#[cfg(feature = "sqlite")]
+pub mod durable;
+#[cfg(feature = "sqlite")]
+mod journal;
 mod memory;
 mod table;
 
@@ -27,6 +31,7 @@ pub use demand::{Answer, Demand, MAX_CHARGES, TooManyCharges};
 pub use memory::Memory;
 pub use table::{Events, MAX_KEYS, Rules, Table, WhenFull};
 
+use std::fmt;
 use std::future::Future;
 
 /// Something that counts.
@@ -35,6 +40,56 @@ use std::future::Future;
 /// nanoseconds since the Unix epoch; a store that is an authority of its own (a server with a clock) decides by its own
 /// time and says so in [`Answer::now`]. In-process stores answer with a ready future, which costs nothing to await.
 pub trait Store: Send + Sync {
-    /// Decides `demand`. [`Moved`] says that its states are in another store by now, and that nothing was charged.
-    fn decide(&self, demand: &Demand<'_>, now: u64) -> impl Future<Output = Result<Answer, Moved>> + Send;
+    /// Decides `demand`, or says why it could not.
+    fn decide(
+        &self,
+        demand: &Demand<'_>,
+        now: u64,
+    ) -> impl Future<Output = Result<Answer, Unanswered>> + Send;
+}
+
+/// Why a store did not decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// The states are in another store by now: ask that of the next generation of policies. Nothing was admitted.
+    Moved,
+    /// The count is out of reach. Nothing was admitted; whether something was charged is not known.
+    Unavailable,
+}
+
+impl From<Moved> for Unanswered {
+    fn from(_: Moved) -> Self {
+        Unanswered::Moved
+    }
+}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unanswered::Moved => "the count is kept by the next generation of policies",
+            Unanswered::Unavailable => "the count is out of reach",
+        })
+    }
+}
+
+impl std::error::Error for Unanswered {}
+
+/// A store whose states are in this process's tables.
+pub trait InProcess: Store {
+    /// The tables.
+    fn memory(&self) -> &Memory;
+
+    /// The same store over other tables, for the next generation of policies, which have these names.
+    #[must_use]
+    fn over(&self, memory: Memory, policies: &[&str]) -> Self;
+}
+
+impl InProcess for Memory {
+    fn memory(&self) -> &Memory {
+        self
+    }
+
+    fn over(&self, memory: Memory, _policies: &[&str]) -> Self {
+        memory
+    }
 }

@@ -8,7 +8,7 @@ use tollgate_core::{Charge, Fingerprint, Outcome, Verdict};
 
 use crate::bucket::{Locked, Moved};
 use crate::table::{Kind, Place, Table, tag};
-use crate::{Answer, Demand, MAX_CHARGES, Store};
+use crate::{Answer, Demand, MAX_CHARGES, Store, Unanswered};
 
 /// Counts in this process. Charge [`policy`](Charge::policy) `n` is counted in table `n`.
 #[derive(Clone, Debug)]
@@ -150,8 +150,13 @@ impl Memory {
 }
 
 impl Store for Memory {
-    fn decide(&self, demand: &Demand<'_>, now: u64) -> impl Future<Output = Result<Answer, Moved>> + Send {
-        let answer: Ready<Result<Answer, Moved>> = ready(Memory::decide(self, demand, now));
+    fn decide(
+        &self,
+        demand: &Demand<'_>,
+        now: u64,
+    ) -> impl Future<Output = Result<Answer, Unanswered>> + Send {
+        let answer: Ready<Result<Answer, Unanswered>> =
+            ready(Memory::decide(self, demand, now).map_err(Into::into));
         answer
     }
 }

@@ -317,6 +317,46 @@ impl Table {
         copy
     }
 
+    /// The state of one key as it stands: its own, or the one that it shares. `None` when nothing is known of it.
+    ///
+    /// # Errors
+    /// [`Moved`], as for [`Table::forget`].
+    pub fn state(&self, key: Fingerprint) -> Result<Option<Vec<u64>>, Moved> {
+        let pair = self.pair(key);
+        let _locks = (self.lock(pair.0)?, self.lock(pair.1)?);
+        let state = match self.find(pair, tag(key)) {
+            Some(Place { bucket, kind: Kind::Own(slot), .. }) => bucket.state(slot),
+            _ => self.fresh(pair),
+        };
+        Ok((state.ends() > 0).then(|| (0..state.len()).map(|index| state.get(index)).collect()))
+    }
+
+    /// Puts a state that was kept elsewhere under the rule `old` into the table, under the rule `new`. Where its buckets are
+    /// full it goes into the shared state, whatever else the table does when it is full.
+    ///
+    /// # Errors
+    /// [`Moved`], as for [`Table::forget`].
+    pub fn restore(
+        &self,
+        key: Fingerprint,
+        (old, new): (&Rule, &Rule),
+        words: &[u64],
+        now: u64,
+    ) -> Result<(), Moved> {
+        let pair = self.pair(key);
+        let _locks = (self.lock(pair.0)?, self.lock(pair.1)?);
+        let place = self.find(pair, tag(key)).unwrap_or_else(|| self.vacancy(pair, now, &[]));
+        let (Kind::Own(slot) | Kind::Free(slot, false)) = place.kind else {
+            carry_shared(words, &mut self.fresh(pair), (old, new), now);
+            return Ok(());
+        };
+        let mut state = place.bucket.state(slot);
+        (0..state.len()).for_each(|index| state.set(index, 0));
+        carry(key, old, words, new, &mut state, now);
+        place.bucket.set_tag(slot, tag(key));
+        Ok(())
+    }
+
     pub(crate) fn lock(&self, number: usize) -> Result<Locked<'_>, Moved> {
         self.bucket(number).lock()
     }
@@ -327,9 +367,10 @@ impl Table {
 fn carry_shared(from: &[u64], to: &mut State<'_>, (old, new): (&Rule, &Rule), now: u64) {
     let key = Fingerprint::default();
     if old.shape() == new.shape() {
+        let before = to.get(0);
         carry(key, old, from, new, to, now);
         if new.shape() == Shape::Cell {
-            to.set(0, to.get(0).max(Words::get(from, 0)));
+            to.set(0, to.get(0).max(Words::get(from, 0)).max(before));
         }
     } else {
         Charge { policy: 0, key, rule: new, cost: new.capacity() }.apply(to, now);

@@ -101,11 +101,11 @@ fn keys_with_edges_of_their_own_share_without_exceeding() {
         let rule = rule("10/1m", algorithm).with_jittered_edges(true);
         let memory = table(&rule, 1, WhenFull::Share);
         // Fill every slot for good, then let thirty keys share what is left.
-        (0..200).for_each(|n| drop(ask(&memory, &rule, 1_000 + n, 1, START)));
+        (0..200).for_each(|n| _ = ask(&memory, &rule, 1_000 + n, 1, START));
         let mut admissions = vec![Admissions::new(); 30];
         for step in 0..1_200_u64 {
             let now = START + step * SECOND / 4;
-            (0..14).for_each(|n| drop(ask(&memory, &rule, 1_000 + n, 1, now)));
+            (0..14).for_each(|n| _ = ask(&memory, &rule, 1_000 + n, 1, now));
             let number = (step * 7) % 30;
             if ask(&memory, &rule, number, 1 + step % 2, now).is_admit() {
                 admissions[usize::try_from(number).unwrap()].push(now, 1 + step % 2);
@@ -122,7 +122,7 @@ fn a_demand_that_shares_and_takes_a_slot_charges_both() {
     let small = rule("10/1h", Algorithm::Gcra);
     for round in 0..200_u64 {
         let memory = table(&small, 8, WhenFull::Share);
-        (0..round % 40).for_each(|n| drop(ask(&memory, &small, 5_000 + n, 1, START)));
+        (0..round % 40).for_each(|n| _ = ask(&memory, &small, 5_000 + n, 1, START));
         let mut demand = Demand::new();
         for number in 0..4 {
             demand

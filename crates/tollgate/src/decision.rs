@@ -161,6 +161,19 @@ impl Ruling {
         self.named(&self.parts)
     }
 
+    /// What became of one policy's part: `look` at cost 0, its own refusal, `admit`, or `uncharged` when it would have admitted
+    /// but another policy refused.
+    pub fn part_name(&self, part: &Part) -> &'static str {
+        match part.outcome.verdict {
+            Verdict::Admit { .. } if part.cost == 0 => "look",
+            Verdict::Admit { .. } if self.is_admit() => Reason::Admitted.name(),
+            Verdict::Admit { .. } => "uncharged",
+            Verdict::Refuse { .. } => Reason::Throttled.name(),
+            Verdict::Never => Reason::TooCostly.name(),
+            Verdict::Full { .. } => Reason::Unavailable.name(),
+        }
+    }
+
     /// The policies that only watched.
     pub fn shadows(&self) -> impl Iterator<Item = (&Policy, &Part)> {
         self.named(&self.shadows)

@@ -118,9 +118,18 @@ fn a_shadow_policy_watches_and_never_refuses() {
 
 #[test]
 fn more_policies_than_one_demand_can_hold_are_not_passed_over_in_silence() {
-    let text: String = (0..9).map(|n| format!("[[policy]]\nname = \"p{n}\"\nquota = \"1/1m\"\n")).collect();
+    let text: String = (0..9)
+        .map(|n| format!("[[policy]]\nname = \"p{n}\"\nquota = \"1/1m\"\nmatch = {{ path = \"/**\" }}\n"))
+        .collect();
     let (limiter, _) = limiter(&text);
     assert_eq!(decide(&limiter, "/", "").reason, Reason::Unavailable);
+    let everywhere = text.replace("match = { path = \"/**\" }", "");
+    assert!(
+        PolicySet::from_toml(&everywhere)
+            .unwrap_err()
+            .to_string()
+            .contains("at most 8 policies can meet one request")
+    );
 }
 
 #[test]
@@ -180,7 +189,7 @@ fn reloads_in_the_middle_of_a_storm_lose_no_count() {
     let text = |round: usize| {
         let algorithm = ["gcra", "sliding-counter", "sliding-log", "fixed-window"][round % 4];
         let both = [policy("a", algorithm, "share"), policy("b", "gcra", ["share", "evict"][round % 2])];
-        if round % 3 == 0 { both.concat() } else { both.iter().rev().map(String::as_str).collect() }
+        if round.is_multiple_of(3) { both.concat() } else { both.iter().rev().map(String::as_str).collect() }
     };
     let (limiter, _) = limiter(&text(0));
     let (admitted, reloads) = (AtomicU64::new(0), AtomicU64::new(0));

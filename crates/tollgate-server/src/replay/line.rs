@@ -37,14 +37,23 @@ pub fn parse(line: &str) -> Option<Logged<'_>> {
 
 /// `client ident user [time] "METHOD target protocol" status bytes "referer" "agent"`.
 fn parse_clf(line: &str) -> Option<Logged<'_>> {
-    let (client, rest) = line.split_once(' ')?;
-    let (_, rest) = rest.split_once('[')?;
+    let (mut client, rest) = line.split_once(' ')?;
+    let (names, rest) = rest.split_once('[')?;
+    let mut host = "";
+    // Some put the host that was asked for before the client.
+    if let Some((second, _)) = names.split_once(' ')
+        && tollgate::client::address(client).is_none()
+        && tollgate::client::address(second).is_some()
+    {
+        (host, client) = (client, second);
+    }
     let (time, rest) = rest.split_once(']')?;
     let (request, rest) = quoted(rest)?;
     let (method, target) = request_line(request)?;
     let mut logged = Logged {
         time: clf_time(time)?,
         client: client.into(),
+        host: host.into(),
         method: method.into(),
         target: target.into(),
         ..Logged::default()
@@ -229,6 +238,13 @@ mod tests {
         let logged = parse(&line).unwrap();
         assert_eq!(logged.headers["referer"], "http://x/");
         assert_eq!(logged.headers["user-agent"], r#"Agent \"quoted\" 1.0"#);
+    }
+
+    #[test]
+    fn a_host_before_the_client_is_one() {
+        let line = r#"example.com:80 192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1"#;
+        let logged = parse(line).unwrap();
+        assert_eq!((&*logged.host, &*logged.client), ("example.com:80", "192.0.2.1"));
     }
 
     #[test]

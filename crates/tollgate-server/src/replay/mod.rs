@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use tollgate::client::address;
+use tollgate::client::{Trust, address};
 use tollgate::{Clock, Limiter, Request, Salt};
 
 use crate::cli::{Format, ReplayArgs};
@@ -25,7 +25,7 @@ pub use tally::{Report, Tally};
 /// [`Failure`] when a file cannot be read or the policies are wrong.
 pub fn run(arguments: &ReplayArgs) -> Result<(), Failure> {
     let text = fs::read_to_string(&arguments.file).map_err(|error| Failure::file(&arguments.file, &error))?;
-    let (_, set) = settings::read(&arguments.file.display().to_string(), &text)?;
+    let (settings, set) = settings::read(&arguments.file.display().to_string(), &text)?;
     let mut log = Log::default();
     let bar = progress("reading");
     for path in &arguments.logs {
@@ -34,7 +34,7 @@ pub fn run(arguments: &ReplayArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
     let clock = Clock::manual(0);
     let limiter = Limiter::new(set, Salt::random(), clock.clone());
-    let report = replay(&limiter, &clock, &mut log)?;
+    let report = replay(&limiter, &clock, &settings.trust, &mut log)?;
     let shown = match arguments.format {
         Format::Text => text::show(&report),
         Format::Json => format!("{}\n", report.json()),
@@ -53,7 +53,7 @@ pub fn run(arguments: &ReplayArgs) -> Result<(), Failure> {
 }
 
 /// Takes the requests in the order of their times, each at its own.
-fn replay(limiter: &Limiter, clock: &Clock, log: &mut Log) -> Result<Report, Failure> {
+fn replay(limiter: &Limiter, clock: &Clock, trust: &Trust, log: &mut Log) -> Result<Report, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .map_err(|error| Failure::Impossible(format!("cannot start: {error}")))?;
@@ -74,7 +74,7 @@ fn replay(limiter: &Limiter, clock: &Clock, log: &mut Log) -> Result<Report, Fai
             path,
             query,
             headers: &logged.headers,
-            address: address(&logged.client),
+            address: address(&logged.client).map(|peer| trust.client(peer, &logged.headers)),
             size: None,
         };
         let ruling = runtime.block_on(limiter.decide(&request));

@@ -46,8 +46,22 @@ impl Log {
             bytes.clear();
             // One more than allowed, so that a line that is too long reads as one.
             let most = MAX_LINE_BYTES as u64 + 2;
-            if input.by_ref().take(most).read_until(b'\n', &mut bytes)? == 0 {
-                return Ok(());
+            match input.by_ref().take(most).read_until(b'\n', &mut bytes) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                // A packed log that breaks off tells what it tells.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::UnexpectedEof
+                            | io::ErrorKind::InvalidInput
+                            | io::ErrorKind::InvalidData
+                    ) =>
+                {
+                    self.broken += 1;
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
             }
             if bytes.len() as u64 == most && !bytes.ends_with(b"\n") {
                 skip_line(input)?;

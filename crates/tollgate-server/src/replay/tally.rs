@@ -33,6 +33,7 @@ pub struct Tally {
 #[derive(Debug, Default)]
 struct Counted {
     requests: u64,
+    admitted: u64,
     refused: u64,
     bins: Vec<(u64, u64)>,
     subjects: HashMap<Fingerprint, Subject>,
@@ -87,7 +88,9 @@ pub struct PolicyReport {
     pub window: String,
     /// Requests that met it.
     pub requests: u64,
-    /// Of those, refused by it.
+    /// Of those, admitted by all that they met (for one that only watches: by it).
+    pub admitted: u64,
+    /// Of those, refused by it. The rest were refused by others, and not charged.
     pub refused: u64,
     /// Subjects seen.
     pub subjects: u64,
@@ -137,6 +140,8 @@ impl Tally {
             let refused = u64::from(!part.outcome.verdict.is_admit());
             counted.requests += 1;
             counted.refused += refused;
+            let charged = refused == 0 && (policy.shadow || ruling.is_admit());
+            counted.admitted += u64::from(charged);
             if let Some((through, not)) = counted.bins.get_mut(bin) {
                 (*through, *not) = (*through + 1 - refused, *not + refused);
             }
@@ -221,6 +226,7 @@ impl Counted {
             shadow: policy.shadow,
             window: tollgate::show_duration(policy.rule.quota().window()).to_string(),
             requests: self.requests,
+            admitted: self.admitted,
             refused: self.refused,
             subjects: subjects.len() as u64,
             subjects_refused,
@@ -255,9 +261,9 @@ impl Report {
 }
 
 impl PolicyReport {
-    /// Requests that it admitted.
-    pub fn admitted(&self) -> u64 {
-        self.requests - self.refused
+    /// Requests that it would have admitted, and another policy refused.
+    pub fn uncharged(&self) -> u64 {
+        self.requests - self.admitted - self.refused
     }
 
     fn json(&self) -> Value {
@@ -273,8 +279,9 @@ impl PolicyReport {
             "quota": self.quota,
             "shadow": self.shadow,
             "requests": self.requests,
-            "admitted": self.admitted(),
+            "admitted": self.admitted,
             "refused": self.refused,
+            "uncharged": self.uncharged(),
             "subjects": self.subjects,
             "subjects_refused": self.subjects_refused,
             "subjects_reaching": { "50": self.reached[0], "90": self.reached[1], "100": self.reached[2] },

@@ -35,13 +35,17 @@ pub(super) fn show(report: &Report) -> String {
 fn show_policy(policy: &PolicyReport) -> String {
     let shadow = if policy.shadow { ", shadow" } else { "" };
     let mut text = format!(
-        "\npolicy {} ({}{shadow})\n  requests   {}: {} admitted, {} refused ({})\n",
+        "\npolicy {} ({}{shadow})\n  requests   {}: {} admitted, {} refused ({}){}\n",
         policy.name,
         policy.quota,
         policy.requests,
-        policy.admitted(),
+        policy.admitted,
         policy.refused,
-        share(policy.refused, policy.requests)
+        share(policy.refused, policy.requests),
+        match policy.uncharged() {
+            0 => String::new(),
+            others => format!(", {others} refused by others"),
+        }
     );
     let of = |count| share(count, policy.subjects);
     text += &format!(

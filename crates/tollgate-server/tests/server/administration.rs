@@ -52,6 +52,9 @@ fn a_subject_is_looked_at_and_reset_and_the_reset_is_audited() {
     );
     assert_eq!(form.status, 415, "what another site's form could send changes nothing");
     assert_eq!(get(&server.admin, "/v1/reset", &[]).status, 404);
+    let led_here = [("content-type", "application/json"), ("host", "evil.example")];
+    let reset = send("POST", &server.admin, "/v1/reset", &led_here, r#"{"policy":"default","subject":"a"}"#);
+    assert_eq!(reset.status, 401, "a name that was made to lead here is not this machine's");
 }
 
 #[test]
@@ -65,9 +68,18 @@ fn a_token_is_asked_for_where_there_is_one_and_needed_beyond_loopback() {
     assert_eq!(get(&server.admin, "/v1/policies", &[("authorization", "Bearer open sesamf")]).status, 401);
     assert_eq!(get(&server.admin, "/v1/policies", &[("authorization", "Bearer open sesame")]).status, 200);
     assert_eq!(get(&server.admin, "/healthz", &[]).status, 200, "probes need none");
-    let refused = tollgate().args(["serve", "--admin", "0.0.0.0:0"]).output().unwrap();
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("TOLLGATE_ADMIN_TOKEN"));
+    assert_eq!(get(&server.admin, "/v1/policies", &[("authorization", "bearer open sesame")]).status, 200);
+    assert_eq!(send("HEAD", &server.admin, "/healthz", &[], "").status, 200);
+    for token in [None, Some(""), Some("short")] {
+        let mut command = tollgate();
+        command.args(["serve", "--admin", "0.0.0.0:0"]);
+        if let Some(token) = token {
+            command.env("TOLLGATE_ADMIN_TOKEN", token);
+        }
+        let refused = command.output().unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{token:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("TOLLGATE_ADMIN_TOKEN"));
+    }
 }
 
 #[test]
@@ -80,8 +92,13 @@ fn the_salt_of_a_file_is_made_once_and_names_the_same_keys_after_a_restart() {
         let standing = get(&server.admin, "/v1/standing?policy=p&subject=alice", &[]).json();
         standing["key"].as_str().unwrap().to_owned()
     };
-    let first = key();
-    assert_eq!(first, key());
+    // Four at once: all start, and agree.
+    let keys: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(key)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(keys.iter().all(|other| *other == keys[0]), "{keys:?}");
+    assert_eq!(keys[0], key());
     let salt = std::fs::read_to_string(folder.0.join("salt")).unwrap();
     let server = Server::with_file(&file, "");
     assert!(!server.errors.lock().unwrap().contains(&salt), "the salt is never shown");

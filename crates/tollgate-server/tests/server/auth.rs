@@ -42,6 +42,18 @@ fn a_client_cannot_describe_its_request_itself() {
     let nginx = [("x-original-method", "POST"), ("x-original-uri", "/login?next=http://a/ok")];
     assert_eq!(ask(&server, "/v1/auth", &nginx), 200);
     assert_eq!(ask(&server, "/v1/auth", &nginx), 429, "a URL in the query does not change the path");
+    let grpc = [nginx[0], nginx[1], ("content-type", "application/grpc")];
+    assert_eq!(
+        ask(&server, "/v1/auth", &grpc),
+        429,
+        "the proxy reads the status, whatever its client speaks"
+    );
+    for half in [&nginx[..1], &nginx[1..], &[]] {
+        assert_eq!(ask(&server, "/v1/auth", half), 400, "{half:?}");
+        assert_eq!(ask(&server, "/v1/auth?deny_status=403", half), 403, "{half:?}");
+    }
+    let twice = [nginx[0], nginx[1], ("x-original-uri", "/x")];
+    assert_eq!(ask(&server, "/v1/auth", &twice), 400, "a proxy that adds instead of setting");
     for smuggled in [("x-forwarded-uri", "/x"), ("x-forwarded-method", "OPTIONS")] {
         let both =
             [nginx[0], nginx[1], smuggled, ("origin", "https://a"), ("access-control-request-method", "GET")];
@@ -64,5 +76,5 @@ fn answers_carry_the_contract_and_preflights_are_free() {
         ("access-control-request-method", "POST"),
     ];
     assert_eq!(ask(&server, "/v1/auth", &preflight), 200);
-    assert_eq!(send("HEAD", &server.api, "/v1/auth", &[("x-forwarded-method", "GET")], "").status, 200);
+    assert_eq!(send("HEAD", &server.api, "/v1/auth", &preflight[..2], "").status, 200);
 }

@@ -115,6 +115,12 @@ fn several_checks_are_admitted_together_or_not_at_all() {
     let refused = both("c").json();
     assert_eq!((&refused["decision"], &refused["scope"]), (&"refuse".into(), &"small".into()));
     assert_eq!(refused["policies"][0]["decision"], "admit");
+    let metrics = get(&server.admin, "/metrics", &[]).body;
+    assert!(
+        metrics.contains(r#"tollgate_decisions_total{decision="uncharged",policy="login"} 1"#),
+        "{metrics}"
+    );
+    assert!(metrics.contains(r#"tollgate_decisions_total{decision="admit",policy="login"} 2"#), "{metrics}");
     let look = get(&server.api, "/v1/check?policy=login&subject=c&cost=0", &[]).json();
     assert_eq!(look["policies"][0]["remaining"], 5, "the refused demand charged nothing");
 }
@@ -205,6 +211,10 @@ fn bad_input_is_a_clear_4xx_and_changes_nothing() {
     assert_eq!(post(&server.api, "/v1/check", &huge).status, 413);
     assert_eq!(get(&server.api, "/v1/check?policy=login&subject=x&bogus=1", &[]).status, 400);
     assert_eq!(get(&server.api, "/v1/check?policy=login&subject=x&cost=x", &[]).status, 400);
+    assert_eq!(
+        post(&server.api, "/v1/check?status=bogus", r#"{"policy": "login", "subject": "x"}"#).status,
+        400
+    );
     assert_eq!(send("DELETE", &server.api, "/v1/check", &[], "").status, 405);
     assert_eq!(get(&server.api, "/nowhere", &[]).status, 404);
     let look = get(&server.api, "/v1/check?policy=login&subject=x&cost=0", &[]).json();

@@ -121,6 +121,13 @@ fn explain_says_the_promise_and_what_a_request_would_meet() {
     assert!(out.contains("admitted, status 200") && out.contains("\"login\";r=4;t=12"), "{out}");
     let (_, out, _) = run(&["explain", example, "/", "--address", "203.0.113.7"]);
     assert!(out.contains("refused, status 403 (blocked)"), "{out}");
+    let (_, out, _) = run(&["explain", example, "/api/x", "-H", "x-api-key: key-of-acme"]);
+    assert!(
+        out.contains(
+            "meets api: subject `key-of-acme` from header:x-api-key; in any interval of t at most 500"
+        ),
+        "{out}"
+    );
     let (code, _, errors) = run(&["explain", example, "/", "-H", "nonsense"]);
     assert_eq!((code, errors.contains("expected NAME: VALUE")), (Some(1), true));
 }
@@ -161,6 +168,14 @@ fn replay_takes_requests_in_order_of_time_from_plain_packed_and_piped_logs() {
         assert!(out.status.success());
         serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap()
     };
+    let bytes = std::fs::read(&packed).unwrap();
+    let cut = folder.0.join("cut.log.gz");
+    std::fs::write(&cut, &bytes[..bytes.len() - 6]).unwrap();
+    assert_eq!(
+        replay(cut.to_str().unwrap())["totals"]["requests"],
+        5,
+        "a log that breaks off tells what it tells"
+    );
     for log in [plain.to_str().unwrap(), packed.to_str().unwrap(), "-"] {
         let report = replay(log);
         let policy = &report["policies"][0];
@@ -174,6 +189,33 @@ fn replay_takes_requests_in_order_of_time_from_plain_packed_and_piped_logs() {
             "{log}"
         );
     }
+}
+
+#[test]
+fn replay_sees_clients_behind_trusted_proxies_and_says_who_was_not_charged() {
+    let folder = Folder::new();
+    let policies = folder.write(
+        "p.toml",
+        "[server]\ntrusted_proxies = [\"10.0.0.0/8\"]\n[[policy]]\nname = \"client\"\nquota = \"2/1h\"\n\
+         [[policy]]\nname = \"all\"\nsubject = \"const:all\"\nquota = \"3/1h\"\n",
+    );
+    let line = |client: &str| {
+        format!(
+            "{{\"ts\":1431857103,\"remote_addr\":\"10.0.0.1\",\"request\":\"GET / HTTP/1.1\",\"http_x_forwarded_for\":\"{client}\"}}\n"
+        )
+    };
+    let text: String = ["192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.1"].map(line).concat();
+    let log = folder.write("a.log", &text);
+    let (code, out, _) =
+        run(&["replay", policies.to_str().unwrap(), log.to_str().unwrap(), "--format", "json"]);
+    assert_eq!(code, Some(0));
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let [client, all] = [&report["policies"][0], &report["policies"][1]];
+    assert_eq!(
+        (&client["subjects"], &client["admitted"], &client["refused"]),
+        (&4.into(), &3.into(), &0.into())
+    );
+    assert_eq!((&client["uncharged"], &all["refused"]), (&2.into(), &2.into()));
 }
 
 #[test]

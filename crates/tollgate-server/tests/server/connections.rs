@@ -119,6 +119,161 @@ fn a_slow_head_is_cut_and_a_huge_one_refused() {
 }
 
 #[test]
+fn silent_connections_lock_nobody_out() {
+    let folder = Folder::new();
+    let text = "[server.limits]\nhead_timeout = \"300ms\"\nbody_timeout = \"300ms\"\nmax_connections = 5\n[[policy]]\nname = \"p\"\nquota = \"100/1m\"\n";
+    let reads = origin(|head, stream| {
+        if head.starts_with("POST") {
+            let _cut = stream.read_to_end(&mut Vec::new());
+        } else {
+            let _gone =
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        }
+    });
+    let server = Server::with_file(&folder.write("p.toml", text), &reads);
+    let mut idle: Vec<_> = (0..6).map(|_| connect(&server.gateway)).collect();
+    idle[0].write_all(b"PRI").unwrap();
+    idle[1].write_all(b"G").unwrap();
+    let start = Instant::now();
+    assert_eq!(get(&server.gateway, "/", &[]).status, 200);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    // Bodies that stop coming are told so, at every door.
+    for (address, path) in [(&server.gateway, "/"), (&server.api, "/v1/check"), (&server.admin, "/v1/reset")]
+    {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 70\r\n\r\n{{"
+        );
+        let answer = raw(address, head.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 408"), "{path}: {answer}");
+    }
+}
+
+#[test]
+fn what_nobody_reads_is_not_buffered() {
+    let written = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = Arc::clone(&written);
+    let endless = origin(move |_, stream| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n").unwrap();
+        while let Ok(length @ 1..) = stream.write(&[0; 1 << 16]) {
+            count.fetch_add(length, std::sync::atomic::Ordering::Relaxed);
+        }
+    });
+    let server = Server::start(&["--upstream", &endless]);
+    let mut stream = connect(&server.gateway);
+    stream.write_all(GET).unwrap();
+    let so_far = || written.load(std::sync::atomic::Ordering::Relaxed);
+    let mut last = usize::MAX;
+    while so_far() != last {
+        last = so_far();
+        thread::sleep(Duration::from_millis(300));
+    }
+    assert!(
+        (1..64 << 20).contains(&last),
+        "{last} bytes were taken from the origin for a client that reads nothing"
+    );
+}
+
+#[test]
+fn a_tunnel_is_counted_and_given_time_to_end() {
+    let url = origin(|head, stream| {
+        if head.to_ascii_lowercase().contains("upgrade: websocket") {
+            stream
+                .write_all(
+                    b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n",
+                )
+                .unwrap();
+            let mut buffer = [0; 16];
+            while let Ok(length @ 1..) = stream.read(&mut buffer) {
+                stream.write_all(&buffer[..length]).unwrap();
+            }
+        } else {
+            assert!(!head.to_ascii_lowercase().contains("h2c"), "{head}");
+            let _gone = stream.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n");
+        }
+    });
+    let mut server = Server::start(&["--upstream", &url]);
+    let h2c = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n";
+    assert!(
+        raw(&server.gateway, h2c).starts_with("HTTP/1.1 204"),
+        "no protocol passes that would not be counted"
+    );
+    let mut tunnel = connect(&server.gateway);
+    tunnel
+        .write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n")
+        .unwrap();
+    let mut seen = Vec::new();
+    let mut byte = [0];
+    while !seen.ends_with(b"\r\n\r\n") {
+        tunnel.read_exact(&mut byte).unwrap();
+        seen.push(byte[0]);
+    }
+    let mut echo = || {
+        tunnel.write_all(b"x").unwrap();
+        tunnel.read_exact(&mut byte).is_ok()
+    };
+    assert!(echo());
+    // The tunnel, and the connection that asks.
+    assert!(server.metric("tollgate_connections") >= 2.0);
+    server.signal("-TERM");
+    crate::rig::wait_for("not ready", || get(&server.admin, "/readyz", &[]).status == 503);
+    assert!(echo(), "a tunnel may go on within the grace");
+    server.signal("-TERM");
+    assert!(server.ended(), "asked twice it ends at once");
+}
+
+#[test]
+fn an_upload_may_take_longer_than_an_answer() {
+    let folder = Folder::new();
+    let text =
+        "[server.limits]\nresponse_timeout = \"400ms\"\n[[policy]]\nname = \"p\"\nquota = \"100/1m\"\n";
+    let reads = origin(|_, stream| {
+        let mut body = [0; 10];
+        stream.read_exact(&mut body).unwrap();
+        let _gone = stream.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n");
+    });
+    let server = Server::with_file(&folder.write("p.toml", text), &reads);
+    let mut stream = connect(&server.gateway);
+    stream
+        .write_all(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    for _ in 0..10 {
+        thread::sleep(Duration::from_millis(100));
+        stream.write_all(b"x").unwrap();
+    }
+    assert!(read_all(&mut stream).starts_with("HTTP/1.1 204"));
+}
+
+#[test]
+fn an_origin_of_http2_sees_its_own_authority() {
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    runtime.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let answer = |request: http::Request<hyper::body::Incoming>| async move {
+                let field = |name| {
+                    request.headers().get(name).map_or("none", |value| value.to_str().unwrap()).to_owned()
+                };
+                let authority = request.uri().authority().map(ToString::to_string);
+                let text = format!("{authority:?} {} {}", field("host"), field("x-forwarded-host"));
+                Ok::<_, std::convert::Infallible>(http::Response::new(tollgate_server::body::full(text)))
+            };
+            let service = hyper::service::service_fn(answer);
+            let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let folder = Folder::new();
+    let text = format!(
+        "[server]\nupstream = \"http://{address}\"\nupstream_http2 = true\n[[policy]]\nname = \"p\"\nquota = \"9/1m\"\n"
+    );
+    let server = Server::with_file(&folder.write("p.toml", &text), "");
+    let answer = get(&server.gateway, "/", &[("host", "example.com")]);
+    assert_eq!((answer.status, answer.body), (200, format!("Some(\"{address}\") none example.com")));
+}
+
+#[test]
 fn a_server_told_to_stop_ends_what_is_under_way_and_takes_no_more() {
     let slow = origin(|_, stream| {
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\nhalf").unwrap();

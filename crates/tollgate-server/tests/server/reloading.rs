@@ -56,3 +56,11 @@ fn a_changed_file_is_noticed_and_a_wrong_one_leaves_the_last_good_in_force() {
     wait_for("the failure", || server.metric("tollgate_config_reload_failures_total") >= 2.0);
     assert_eq!(check(&server, "subject=a&cost=0"), (200, 8));
 }
+
+#[test]
+fn a_server_without_a_file_has_nothing_to_reload_and_lives() {
+    let server = Server::start(&[]);
+    server.signal("-HUP");
+    wait_for("the word", || server.errors.lock().unwrap().contains("nothing to reload"));
+    assert_eq!(get(&server.admin, "/healthz", &[]).status, 200);
+}

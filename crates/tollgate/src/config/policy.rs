@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use http::HeaderName;
 use ipnet::IpNet;
 use tollgate_core::{Algorithm, Quota, Rule};
+use tollgate_store::MAX_CHARGES;
 
 use crate::config::Section;
 use crate::key::{MAX_SUBJECT_BYTES, fold_network};
@@ -40,6 +41,7 @@ impl PolicySet {
             root.problem("policy", format!("at most {MAX_POLICIES} policies, found {}", sections.len()));
         }
         let mut memory = 0_usize;
+        let mut everywhere = [0, 0];
         for section in sections.iter().take(MAX_POLICIES) {
             let policy = read_policy(section);
             section.finish();
@@ -53,6 +55,14 @@ impl PolicySet {
             let claims = policy.subjects.iter().any(|subject| matches!(subject, Subject::Claim(_)));
             if claims && !root.has("jwt") {
                 section.problem("subject", "jwt: needs a [jwt] section that says how tokens are verified");
+            }
+            let count = &mut everywhere[usize::from(policy.shadow)];
+            *count += usize::from(policy.matches == Match::default());
+            if *count > MAX_CHARGES {
+                section.problem(
+                    "match",
+                    format!("at most {MAX_CHARGES} policies can meet one request; this one is too many"),
+                );
             }
             let bytes = tollgate_store::Table::bytes_for(policy.keys, policy.words());
             memory = memory.saturating_add(bytes);
