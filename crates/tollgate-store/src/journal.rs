@@ -228,7 +228,9 @@ impl Writer {
                 self.rules.clear();
                 self.unwritten = distinct(entries);
             }
-            queue.waiters.into_iter().for_each(|waiter| drop(waiter.send(answer)));
+            for waiter in queue.waiters {
+                let _gone = waiter.send(answer);
+            }
             if last {
                 return;
             }

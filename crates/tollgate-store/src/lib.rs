@@ -18,6 +18,7 @@
 //! ```
 
 mod bucket;
+mod carry;
 mod demand;
 #[cfg(feature = "sqlite")]
 pub mod durable;
@@ -27,9 +28,10 @@ mod memory;
 mod table;
 
 pub use bucket::Moved;
+pub use carry::Rules;
 pub use demand::{Answer, Demand, MAX_CHARGES, TooManyCharges};
 pub use memory::Memory;
-pub use table::{Events, MAX_KEYS, Rules, Table, WhenFull};
+pub use table::{Events, MAX_KEYS, Table, WhenFull};
 
 use std::fmt;
 use std::future::Future;

@@ -194,9 +194,11 @@ fn offset(zone: &str) -> Option<i64> {
     if zone == "Z" || zone.is_empty() {
         return Some(0);
     }
-    let digits: String = zone.chars().filter(char::is_ascii_digit).collect();
+    let digits: String = zone.get(1..)?.chars().filter(|c| *c != ':').collect();
     let (hours, minutes) = digits.split_at_checked(2)?;
-    let seconds = hours.parse::<i64>().ok()? * 3_600 + minutes.parse::<i64>().ok()? * 60;
+    let number =
+        |text: &str, most| text.parse::<u8>().ok().filter(|number| text.len() == 2 && *number <= most);
+    let seconds = i64::from(number(hours, 23)?) * 3_600 + i64::from(number(minutes, 59)?) * 60;
     match zone.as_bytes().first()? {
         b'+' => Some(seconds),
         b'-' => Some(-seconds),
@@ -295,6 +297,10 @@ mod tests {
             r#"1.2.3.4 - - [99/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1"#,
             r#"1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1"#,
             r#"1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" ok 1"#,
+            // Found by fuzzing: an offset of more digits than a number has.
+            "\" - - [17/May/2015:10:05:03 +0\u{1}\u{4}44318571030.5,\"rehttp_eethod\":] \"GET / HTTP/1.1\" 200 1",
+            r#"1.2.3.4 - - [17/May/2015:10:05:03 +99999999999999999999] "GET / HTTP/1.1" 200 1"#,
+            r#"1.2.3.4 - - [17/May/2015:10:05:03 +9900] "GET / HTTP/1.1" 200 1"#,
             r#"{"time":"yesterday","remote_addr":"1.2.3.4","request":"GET / HTTP/1.1"}"#,
         ] {
             assert_eq!(parse(line), None, "{line}");
