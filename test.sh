@@ -23,6 +23,7 @@ need() { # need PROGRAM PACKAGE
 
 command -v cargo >/dev/null || { echo "Rust is needed: https://rustup.rs" >&2; exit 2; }
 need cc gcc
+need g++ g++
 need nginx nginx-light
 need curl curl
 
@@ -34,7 +35,7 @@ step "build tests"
 cargo test --workspace --no-run --quiet
 step "tests"
 if $quick; then
-    cargo test --workspace --quiet -- --skip fifty_million
+    TOLLGATE_QUICK=1 cargo test --workspace --quiet -- --skip fifty_million
     exit 0
 fi
 cargo test --workspace --quiet

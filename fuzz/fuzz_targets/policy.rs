@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use tollgate::Policies;
 
 fuzz_target!(|text: &str| {
-    match tollgate_server::settings::read("fuzz.toml", text) {
+    match tollgate_server::settings::read("fuzz.toml", text, None) {
         Ok((_, set)) => {
             for policy in &set.policies {
                 tollgate_server::explain::explain(policy);

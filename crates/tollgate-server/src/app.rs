@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tollgate::{Check, Clock, Limiter, PolicySet, Request, Ruling, Salt};
+use tollgate::{Check, Limiter, PolicySet, Request, Ruling, Salt};
 
+use crate::Failure;
+use crate::backend::Backend;
 use crate::metrics::Metrics;
 use crate::record::Record;
 use crate::settings::Settings;
@@ -46,7 +48,7 @@ pub enum Ask<'a> {
 #[derive(Debug)]
 pub struct App {
     /// Decides.
-    pub limiter: Limiter,
+    pub limiter: Limiter<Backend>,
     /// What the server was told.
     pub settings: Settings,
     /// The policy file, if there is one.
@@ -61,16 +63,16 @@ impl App {
     /// A server of these policies.
     ///
     /// # Errors
-    /// A message when the metrics cannot be set up.
+    /// [`Failure`] when the store or the metrics cannot be set up.
     pub fn new(
         settings: Settings,
         set: PolicySet,
         salt: Salt,
         file: Option<PathBuf>,
-    ) -> Result<Self, String> {
-        let metrics = Metrics::new().map_err(|error| format!("metrics: {error}"))?;
+    ) -> Result<Self, Failure> {
+        let metrics = Metrics::new().map_err(|error| Failure::Impossible(format!("metrics: {error}")))?;
         let record = Record::new(settings.log);
-        let limiter = Limiter::new(set, salt, Clock::system());
+        let limiter = Backend::limiter(&settings.store, settings.durability, set, salt)?;
         metrics.generation.set(1);
         Ok(App { limiter, settings, file, metrics, record, stopping: AtomicBool::new(false) })
     }

@@ -225,7 +225,7 @@ pub fn standings(ruling: &Ruling) -> Value {
         "reason": ruling.reason.name(),
         "scope": ruling.scope().map(|policy| &policy.name),
         "retry_after_ms": ruling.retry_after().map(milliseconds),
-        "fallback": false,
+        "fallback": ruling.fallback.is_some(),
         "policies": policies,
     });
     if ruling.wait() > 0 {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::{
-    Algorithm, Clock, Cost, Direction, Limiter, Policy, PolicySet, Rule, Ruling, SECOND, Salt, Subject,
-    Table, WhenFull, show_duration,
+    Algorithm, Clock, Cost, Direction, Limiter, Placement, Policy, PolicySet, Rule, Ruling, SECOND, Salt,
+    Subject, Table, WhenFull, show_duration,
 };
 
 use crate::cli::ExplainArgs;
@@ -48,7 +48,7 @@ pub fn run(arguments: &ExplainArgs) -> Result<(), Failure> {
 
 fn read(file: &Path) -> Result<(settings::Settings, PolicySet), Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| Failure::file(file, &error))?;
-    Ok(settings::read(&file.display().to_string(), &text)?)
+    Ok(settings::read(&file.display().to_string(), &text, None)?)
 }
 
 /// One line on a policy: what it promises to whom.
@@ -72,11 +72,17 @@ pub fn explain(policy: &Policy) -> String {
     line("matches", matches(policy));
     line("subject", format!("{}; without one: {}", subjects(policy), policy.missing));
     line("at once", at_once(rule));
+    let outlives = match policy.placement {
+        Placement::Local => "a restart begins anew",
+        Placement::Durable => {
+            "a crash or restart forgets nothing that was answered (with durability = \"relaxed\": but the last moment)"
+        }
+    };
     line(
         "promise",
         format!(
             "{}, for each subject, in each instance: N instances admit up to N times this. Threads, bursts, reloads and \
-             refunds do not change it; the clock is the process's own and steps in neither direction; a restart begins anew",
+             refunds do not change it; the clock is the process's own and steps in neither direction; {outlives}",
             rule.bound()
         ),
     );
@@ -92,7 +98,13 @@ pub fn explain(policy: &Policy) -> String {
         );
     }
     line("cost", cost(&policy.cost));
-    line("check", format!("{}: a table in this process, no I/O; a refusal writes nothing", policy.placement));
+    let check = match policy.placement {
+        Placement::Local => "a table in this process, no I/O; a refusal writes nothing",
+        Placement::Durable => {
+            "a table in this process, and one commit that all who wait share; a refusal waits for nothing"
+        }
+    };
+    line("check", format!("{}: {check}", policy.placement));
     let bytes = Table::bytes_for(policy.keys, policy.words());
     line(
         "memory",
@@ -180,7 +192,11 @@ fn unavailable(policy: &Policy) -> String {
         Direction::Admit => "admitted",
         Direction::Local => "counted in this process meanwhile",
     };
-    format!("{} ({direction}); a count in this process is never out of reach", policy.on_unavailable)
+    let when = match policy.placement {
+        Placement::Local => "a count in this process is never out of reach",
+        Placement::Durable => "when the file cannot be written, as on a full disk",
+    };
+    format!("{} ({direction}); {when}", policy.on_unavailable)
 }
 
 fn plural(count: usize, one: &'static str, many: &'static str) -> &'static str {

@@ -7,6 +7,7 @@ pub mod admin;
 pub mod answer;
 pub mod app;
 pub mod auth;
+pub mod backend;
 pub mod body;
 pub mod check;
 pub mod cli;

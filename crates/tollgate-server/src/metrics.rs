@@ -8,6 +8,8 @@ use prometheus::{
 };
 use tollgate::{Events, Limiter, Ruling, SECOND};
 
+use crate::backend::Backend;
+
 /// The server's metrics.
 #[derive(Debug)]
 pub struct Metrics {
@@ -106,14 +108,14 @@ impl Metrics {
             let admit = part.outcome.verdict.is_admit();
             count(&policy.name, if admit { "shadow_admit" } else { "shadow_refuse" });
         }
-        if ruling.reason == tollgate::Reason::Unavailable {
+        if let Some(direction) = ruling.fallback {
             let policy = ruling.scope().map_or("", |policy| &policy.name);
-            self.fallback.with_label_values(&[policy, "refuse"]).inc();
+            self.fallback.with_label_values(&[policy, &direction.to_string()]).inc();
         }
     }
 
     /// The text that Prometheus scrapes.
-    pub fn text(&self, limiter: &Limiter) -> String {
+    pub fn text(&self, limiter: &Limiter<Backend>) -> String {
         self.count_tables(limiter);
         let mut text = Vec::new();
         if TextEncoder::new().encode(&self.registry.gather(), &mut text).is_err() {
@@ -123,7 +125,7 @@ impl Metrics {
     }
 
     /// Brings the table counters up to date; a table that was exchanged begins at zero again.
-    fn count_tables(&self, limiter: &Limiter) {
+    fn count_tables(&self, limiter: &Limiter<Backend>) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         for (policy, table) in limiter.tables() {
             let now = table.events();

@@ -77,7 +77,7 @@ impl Record {
             retry_after_ms: ruling.retry_after().map(|nanos| nanos.div_ceil(1_000_000)),
             would_refuse: would_refuse.map(|(policy, _)| policy.name.as_str()).collect(),
             store_us: (took / 100) as f64 / 10.0,
-            fallback: false,
+            fallback: ruling.fallback.is_some(),
             generation: ruling.policies().generation,
         };
         if let Ok(mut text) = serde_json::to_vec(&line) {

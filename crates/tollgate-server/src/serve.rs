@@ -27,12 +27,12 @@ use crate::{explain, reload, salt, settings};
 /// [`Failure`] when the configuration is wrong or an address is taken.
 pub fn run(arguments: &ServeArgs) -> Result<(), Failure> {
     let (settings, set) = settings::load(arguments)?;
-    let (salt, salt_from) = salt::load(arguments.salt.as_deref(), settings.salt_file.as_deref())?;
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
     let layer = layer.with_ansi(std::io::stderr().is_terminal());
     // A second subscriber in one process (a test) is no reason not to serve.
     let _already = tracing_subscriber::registry().with(LevelFilter::INFO).with(layer).try_init();
-    let app = App::new(settings, set, salt, arguments.config.clone()).map_err(Failure::Impossible)?;
+    let (salt, salt_from) = salt::load(arguments.salt.as_deref(), settings.salt_file.as_deref())?;
+    let app = App::new(settings, set, salt, arguments.config.clone())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -9,9 +9,10 @@ use ipnet::IpNet;
 use tollgate::client::Trust;
 use tollgate::config::{Document, Section};
 use tollgate::contract::Contract;
-use tollgate::{Fingerprint, Policy, PolicySet, Problems, Quota, Rule};
+use tollgate::{Durability, Fingerprint, Policy, PolicySet, Problems, Quota, Rule};
 
 use crate::Failure;
+use crate::backend::StoreUrl;
 use crate::cli::ServeArgs;
 
 /// The quota of a server without a file.
@@ -31,6 +32,10 @@ pub struct Settings {
     pub admin: SocketAddr,
     /// What administration asks for.
     pub admin_token: Option<String>,
+    /// Where the counts are.
+    pub store: StoreUrl,
+    /// When the durable store's answers leave.
+    pub durability: Durability,
     /// The origins.
     pub upstream: Vec<Uri>,
     /// The certificates that https origins are verified by, instead of the web's.
@@ -108,6 +113,8 @@ impl Default for Settings {
             api: local(8081),
             admin: local(9090),
             admin_token: None,
+            store: StoreUrl::default(),
+            durability: Durability::default(),
             upstream: Vec::new(),
             upstream_ca: None,
             upstream_http2: false,
@@ -123,26 +130,29 @@ impl Default for Settings {
     }
 }
 
-/// Reads a whole file: the server's settings and the policies, with every problem at once.
+/// Reads a whole file: the server's settings and the policies, with every problem at once. A store that is given stands above
+/// the file's.
 ///
 /// # Errors
 /// [`Problems`].
-pub fn read(name: &str, text: &str) -> Result<(Settings, PolicySet), Problems> {
+pub fn read(name: &str, text: &str, store: Option<&StoreUrl>) -> Result<(Settings, PolicySet), Problems> {
     let document = Document::parse(name, text);
     let root = document.root();
     let mut settings = Settings::default();
     if let Some(server) = root.section("server") {
         read_server(&server, &mut settings);
     }
-    if let Some(store) = root.section("store") {
-        if let Some(url) = store.text("url")
-            && let Err(error) = check_store(url)
-        {
-            store.problem("url", error);
-        }
-        store.duration("deadline");
-        store.finish();
+    if let Some(section) = root.section("store") {
+        settings.store = section.parse("url", StoreUrl::parse).unwrap_or_default();
+        settings.durability = section.parse("durability", durability).unwrap_or_default();
+        section.duration("deadline");
+        section.finish();
     }
+    if let StoreUrl::Sqlite(path) = &settings.store {
+        let path = path.to_str().unwrap_or_default();
+        settings.store = StoreUrl::Sqlite(document.beside(path));
+    }
+    settings.store = store.cloned().unwrap_or(settings.store);
     if let Some(log) = root.section("log") {
         settings.log.decisions = log.boolean("decisions").unwrap_or(true);
         settings.log.admit_sample = log.integer("admit_sample", 1..=1_000_000).unwrap_or(1);
@@ -153,7 +163,7 @@ pub fn read(name: &str, text: &str) -> Result<(Settings, PolicySet), Problems> {
     }
     // Without a place of its own the salt is kept beside the file.
     settings.salt_file = settings.salt_file.or_else(|| Some(PathBuf::from(format!("{name}.salt"))));
-    let set = PolicySet::read(&root);
+    let set = PolicySet::read(&root, settings.store.placement());
     root.finish();
     document.finish().map(|()| (settings, set))
 }
@@ -256,10 +266,11 @@ fn parse_upstream(text: &str) -> Result<Uri, String> {
     if scheme && bare && uri.authority().is_some() { Ok(uri) } else { Err(wrong()) }
 }
 
-fn check_store(url: &str) -> Result<(), String> {
-    match url {
-        "memory:" | "memory" => Ok(()),
-        _ => Err(format!("`{url}` is no store of this version; expected memory:")),
+fn durability(text: &str) -> Result<Durability, &'static str> {
+    match text {
+        "commit" => Ok(Durability::Commit),
+        "relaxed" => Ok(Durability::Relaxed),
+        _ => Err("expected commit (an answer waits until it is on disk) or relaxed"),
     }
 }
 
@@ -268,12 +279,23 @@ fn check_store(url: &str) -> Result<(), String> {
 /// # Errors
 /// [`Failure`] when the file cannot be read or is wrong, or a flag is.
 pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
+    let store = arguments.store.as_deref().map(StoreUrl::parse).transpose().map_err(Failure::Wrong)?;
     let (mut settings, set) = match &arguments.config {
         Some(path) => {
             let text = std::fs::read_to_string(path).map_err(|error| Failure::file(path, &error))?;
-            read(&path.display().to_string(), &text)?
+            read(&path.display().to_string(), &text, store.as_ref())?
         }
-        None => (Settings::default(), default_set(arguments.limit)?),
+        None => {
+            let store = store.unwrap_or_default();
+            let mut set = default_set(arguments.limit)?;
+            set.policies.iter_mut().for_each(|policy| policy.placement = store.placement());
+            // A file of counts needs the salt that it was written under.
+            let salt_file = match &store {
+                StoreUrl::Sqlite(path) => Some(PathBuf::from(format!("{}.salt", path.display()))),
+                StoreUrl::Memory => None,
+            };
+            (Settings { store, salt_file, ..Settings::default() }, set)
+        }
     };
     settings.listen = arguments.listen.unwrap_or(settings.listen);
     settings.api = arguments.api.unwrap_or(settings.api);
@@ -286,9 +308,6 @@ pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
         let parsed: Result<Vec<Uri>, String> =
             arguments.upstream.iter().map(|text| parse_upstream(text)).collect();
         settings.upstream = parsed.map_err(Failure::Wrong)?;
-    }
-    if let Some(store) = &arguments.store {
-        check_store(store).map_err(Failure::Wrong)?;
     }
     if !settings.admin.ip().is_loopback() && settings.admin_token.is_none() {
         let address = settings.admin;

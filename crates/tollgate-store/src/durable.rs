@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
+use tollgate_core::{Fingerprint, Rule};
 
 use crate::journal::{Entry, Journal};
 pub use crate::journal::{JournalError, Kept};
-use crate::{Answer, Demand, InProcess, Memory, Store, Unanswered};
+use crate::{Answer, Demand, InProcess, Memory, Moved, Store, Unanswered};
 
 /// When an answer leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +27,8 @@ pub enum Durability {
 #[derive(Clone, Debug)]
 pub struct Durable {
     memory: Memory,
-    policies: Arc<[Arc<str>]>,
+    /// The names of the policies that are journalled.
+    policies: Arc<[Option<Arc<str>>]>,
     journal: Arc<Journal>,
     durability: Durability,
 }
@@ -42,49 +44,58 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens or makes the file.
+    /// Opens or makes the file. `salt` is a number that only the deployment's salt gives, so that a file is not read under
+    /// another one, which would find no key in it.
     ///
     /// # Errors
-    /// [`JournalError`] when it is locked, corrupt, another program's, or of another version.
-    pub fn open(path: &Path) -> Result<Self, JournalError> {
-        let (journal, kept, mark) = Journal::open(path)?;
+    /// [`JournalError`] when it is locked, corrupt, another program's, of another version, or of another salt.
+    pub fn open(path: &Path, salt: i64) -> Result<Self, JournalError> {
+        let (journal, kept, mark) = Journal::open(path, salt)?;
         Ok(Opened { journal, kept, mark })
     }
 
-    /// The store over these tables, which the caller has filled with what was kept; `policies` are their names.
-    pub fn store(
-        self,
-        memory: Memory,
-        policies: impl IntoIterator<Item = String>,
-        durability: Durability,
-    ) -> Durable {
-        let policies = policies.into_iter().map(Arc::from).collect();
-        Durable { memory, policies, journal: Arc::new(self.journal), durability }
+    /// The store over these tables, which the caller has filled with what was kept. Policies with a name are journalled.
+    pub fn store(self, memory: Memory, policies: &[Option<&str>], durability: Durability) -> Durable {
+        Durable { memory, policies: names(policies), journal: Arc::new(self.journal), durability }
     }
 }
 
 impl Durable {
-    fn entries<'d>(&'d self, demand: &'d Demand<'_>) -> impl Iterator<Item = Entry> + 'd {
-        demand.charges().iter().filter(|charge| charge.cost > 0).filter_map(|charge| {
-            let table = Arc::clone(self.memory.table(charge.policy)?);
-            let policy = Arc::clone(self.policies.get(usize::from(charge.policy))?);
-            Some(Entry { table, policy, key: charge.key, rule: *charge.rule })
-        })
+    /// Lets the file have at most so many pages, as a disk that is full would: for tests of what happens then.
+    #[doc(hidden)]
+    pub fn limit_pages(&self, pages: u32) {
+        self.journal.limit_pages(pages);
     }
+
+    fn entries<'d>(&'d self, demand: &'d Demand<'_>) -> impl Iterator<Item = Entry> + 'd {
+        let charged = demand.charges().iter().filter(|charge| charge.cost > 0);
+        charged.filter_map(|charge| self.entry(charge.policy, charge.key, Some(*charge.rule)))
+    }
+
+    fn entry(&self, policy: u16, key: Fingerprint, rule: Option<Rule>) -> Option<Entry> {
+        let table = Arc::clone(self.memory.table(policy)?);
+        let policy = self.policies.get(usize::from(policy))?.clone()?;
+        Some(Entry { table, policy, key, rule })
+    }
+}
+
+fn names(policies: &[Option<&str>]) -> Arc<[Option<Arc<str>>]> {
+    policies.iter().map(|name| name.map(Arc::from)).collect()
 }
 
 impl Store for Durable {
     async fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
         let answer = self.memory.decide(demand, now)?;
-        if !answer.is_admit() || demand.charges().iter().all(|charge| charge.cost == 0) {
+        let mut entries = self.entries(demand).peekable();
+        if !answer.is_admit() || entries.peek().is_none() {
             return Ok(answer);
         }
         if self.durability == Durability::Relaxed {
-            self.journal.write(self.entries(demand), now, None);
+            self.journal.write(entries, now, None);
             return Ok(answer);
         }
         let (waiter, written) = oneshot::channel();
-        self.journal.write(self.entries(demand), now, Some(waiter));
+        self.journal.write(entries, now, Some(waiter));
         written.await.unwrap_or(Err(Unanswered::Unavailable)).map(|()| answer)
     }
 }
@@ -94,8 +105,14 @@ impl InProcess for Durable {
         &self.memory
     }
 
-    fn over(&self, memory: Memory, policies: &[&str]) -> Self {
-        let policies = policies.iter().map(|name| Arc::from(*name)).collect();
-        Durable { memory, policies, journal: Arc::clone(&self.journal), durability: self.durability }
+    fn forget(&self, policy: u16, key: Fingerprint) -> Result<bool, Moved> {
+        let known = self.memory.forget(policy, key)?;
+        self.journal.write(self.entry(policy, key, None).into_iter(), 0, None);
+        Ok(known)
+    }
+
+    fn over(&self, memory: Memory, policies: &[Option<&str>]) -> Self {
+        let (policies, journal) = (names(policies), Arc::clone(&self.journal));
+        Durable { memory, policies, journal, durability: self.durability }
     }
 }

@@ -61,7 +61,8 @@ pub(crate) struct Entry {
     pub(crate) table: Arc<Table>,
     pub(crate) policy: Arc<str>,
     pub(crate) key: Fingerprint,
-    pub(crate) rule: Rule,
+    /// What it was charged under; `None` for a key that was forgotten.
+    pub(crate) rule: Option<Rule>,
 }
 
 type Waiter = oneshot::Sender<Result<(), Unanswered>>;
@@ -71,6 +72,7 @@ struct Queue {
     entries: Vec<Entry>,
     waiters: Vec<Waiter>,
     now: u64,
+    pages: Option<u32>,
     closed: bool,
 }
 
@@ -94,10 +96,10 @@ impl fmt::Debug for Journal {
 
 impl Journal {
     /// Opens or makes the file, and gives what is kept in it and the latest time that it was written at.
-    pub(crate) fn open(path: &Path) -> Result<(Self, Vec<Kept>, u64), JournalError> {
+    pub(crate) fn open(path: &Path, salt: i64) -> Result<(Self, Vec<Kept>, u64), JournalError> {
         let wrong = |error: rusqlite::Error| JournalError(format!("{}: {}", path.display(), plain(&error)));
         let mut connection = Connection::open_with_flags(path, OpenFlags::default()).map_err(wrong)?;
-        prepare(&mut connection).map_err(wrong)?;
+        prepare(&mut connection, salt).map_err(wrong)?;
         let version: i64 =
             connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(wrong)?;
         if version != SCHEMA {
@@ -106,9 +108,16 @@ impl Journal {
                 "{path}: schema {version}, this version reads schema {SCHEMA}"
             )));
         }
+        let meta = "SELECT value FROM meta WHERE name = ?1";
+        let of_salt: i64 = connection.query_row(meta, ["salt"], |row| row.get(0)).map_err(wrong)?;
+        if of_salt != salt {
+            let path = path.display();
+            return Err(JournalError(format!(
+                "{path}: written under another salt; give the same TOLLGATE_SALT or salt_file"
+            )));
+        }
         let kept = load(&connection).map_err(wrong)?;
-        let mark = "SELECT value FROM meta WHERE name = 'mark'";
-        let mark: i64 = connection.query_row(mark, [], |row| row.get(0)).map_err(wrong)?;
+        let mark: i64 = connection.query_row(meta, ["mark"], |row| row.get(0)).map_err(wrong)?;
         let inbox = Arc::new(Inbox::default());
         let mut writer =
             Writer { connection, inbox: Arc::clone(&inbox), rules: HashMap::new(), unwritten: Vec::new() };
@@ -125,6 +134,12 @@ impl Journal {
         queue.now = queue.now.max(now);
         drop(queue);
         self.inbox.filled.notify_one();
+    }
+}
+
+impl Journal {
+    pub(crate) fn limit_pages(&self, pages: u32) {
+        self.inbox.queue.lock().unwrap_or_else(PoisonError::into_inner).pages = Some(pages);
     }
 }
 
@@ -153,7 +168,7 @@ fn plain(error: &rusqlite::Error) -> String {
     }
 }
 
-fn prepare(connection: &mut Connection) -> rusqlite::Result<()> {
+fn prepare(connection: &mut Connection, salt: i64) -> rusqlite::Result<()> {
     connection.busy_timeout(std::time::Duration::ZERO)?;
     // One process has the file to itself; a commit is on disk when it returns.
     connection.execute_batch(
@@ -169,7 +184,7 @@ fn prepare(connection: &mut Connection) -> rusqlite::Result<()> {
                  ends INTEGER NOT NULL, state BLOB NOT NULL) WITHOUT ROWID;
              CREATE INDEX counts_ends ON counts (ends);
              CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-             INSERT INTO meta VALUES ('mark', 0);
+             INSERT INTO meta VALUES ('mark', 0), ('salt', {salt});
              PRAGMA user_version = {SCHEMA}; PRAGMA application_id = {APPLICATION};"
         ))?;
     } else if application != APPLICATION {
@@ -215,6 +230,9 @@ impl Writer {
     fn run(&mut self) {
         loop {
             let (queue, last) = self.next();
+            if let Some(pages) = queue.pages {
+                let _as_near_as_can_be = self.connection.pragma_update(None, "max_page_count", pages);
+            }
             let mut entries = std::mem::take(&mut self.unwritten);
             entries.extend(queue.entries);
             let written = self.commit(&entries, queue.now);
@@ -261,8 +279,12 @@ impl Writer {
                 moved = true;
                 continue;
             };
-            let Some(words) = state else { continue };
-            let rule = self.rule(entry)?;
+            let (Some(words), Some(rule)) = (state, entry.rule) else {
+                let mut delete = self.connection.prepare_cached("DELETE FROM counts WHERE key = ?1")?;
+                delete.execute([entry.key.0.to_be_bytes()])?;
+                continue;
+            };
+            let rule = self.rule(&entry.policy, rule)?;
             let ends = words.first().copied().unwrap_or(0);
             let state: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
             let mut insert = self.connection.prepare_cached(
@@ -283,14 +305,13 @@ impl Writer {
         Ok(moved)
     }
 
-    fn rule(&mut self, entry: &Entry) -> rusqlite::Result<i64> {
-        let name = (Arc::clone(&entry.policy), entry.rule);
+    fn rule(&mut self, policy: &Arc<str>, rule: Rule) -> rusqlite::Result<i64> {
+        let name = (Arc::clone(policy), rule);
         if let Some(id) = self.rules.get(&name) {
             return Ok(*id);
         }
-        let quota = entry.rule.quota().to_string();
-        let (algorithm, jitter) = (entry.rule.algorithm().name(), entry.rule.jittered_edges());
-        let row = params![&*entry.policy, quota, algorithm, jitter];
+        let quota = rule.quota().to_string();
+        let row = params![&**policy, quota, rule.algorithm().name(), rule.jittered_edges()];
         self.connection.execute(
             "INSERT OR IGNORE INTO rules (policy, quota, algorithm, jitter) VALUES (?1, ?2, ?3, ?4)",
             row,

@@ -36,6 +36,8 @@ pub use table::{Events, MAX_KEYS, Table, WhenFull};
 use std::fmt;
 use std::future::Future;
 
+use tollgate_core::Fingerprint;
+
 /// Something that counts.
 ///
 /// The one verb: decide a demand, all or nothing, and charge it if it is admitted. `now` is the caller's time in
@@ -81,9 +83,18 @@ pub trait InProcess: Store {
     /// The tables.
     fn memory(&self) -> &Memory;
 
-    /// The same store over other tables, for the next generation of policies, which have these names.
+    /// Forgets one key, so that it is as new. Gives whether there was anything to forget.
+    ///
+    /// # Errors
+    /// [`Moved`] when its state is in another store by now.
+    fn forget(&self, policy: u16, key: Fingerprint) -> Result<bool, Moved> {
+        self.memory().forget(policy, key)
+    }
+
+    /// The same store over other tables, for the next generation of policies. Those with a name are
+    /// to be kept where the store keeps things; the others are counted in this process and nowhere else.
     #[must_use]
-    fn over(&self, memory: Memory, policies: &[&str]) -> Self;
+    fn over(&self, memory: Memory, policies: &[Option<&str>]) -> Self;
 }
 
 impl InProcess for Memory {
@@ -91,7 +102,7 @@ impl InProcess for Memory {
         self
     }
 
-    fn over(&self, memory: Memory, _policies: &[&str]) -> Self {
+    fn over(&self, memory: Memory, _policies: &[Option<&str>]) -> Self {
         memory
     }
 }

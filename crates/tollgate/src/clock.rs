@@ -32,6 +32,21 @@ impl Clock {
         Clock(Source::System { wall: nanos(wall), start: Instant::now() })
     }
 
+    /// The system's clock, but not before `mark`, the latest time that was kept in a file: so a wall clock that was set back
+    /// while the process was down mints nothing. A mark that is further ahead than [`Clock::MAX_AHEAD`] is some clock's
+    /// error and is not followed. Gives how far ahead of the wall clock the mark is.
+    pub fn system_after(mark: u64) -> (Self, Duration) {
+        let Source::System { wall, start } = Clock::system().0 else {
+            return (Clock::system(), Duration::ZERO);
+        };
+        let ahead = Duration::from_nanos(mark.saturating_sub(wall));
+        let wall = if ahead <= Clock::MAX_AHEAD { wall.max(mark) } else { wall };
+        (Clock(Source::System { wall, start }), ahead)
+    }
+
+    /// How far ahead of the wall clock a kept mark may be: one hour.
+    pub const MAX_AHEAD: Duration = Duration::from_secs(3_600);
+
     /// A clock that shows `now` until it is told otherwise.
     pub fn manual(now: u64) -> Self {
         Clock(Source::Manual(Arc::new(AtomicU64::new(now))))

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use tollgate_core::{Fingerprint, Outcome, Verdict};
 
 use crate::policies::Policies;
-use crate::policy::Policy;
+use crate::policy::{Direction, Policy};
 
 /// The most policies that may watch one request beside those that are enforced.
 pub const MAX_SHADOWS: usize = 8;
@@ -140,6 +140,8 @@ pub struct Ruling {
     pub reason: Reason,
     /// When it was decided, in nanoseconds since the Unix epoch.
     pub now: u64,
+    /// What answered when the store could not: the direction of the policies' that decided it.
+    pub fallback: Option<Direction>,
     pub(crate) policies: Arc<Policies>,
     pub(crate) scope: Option<u16>,
     pub(crate) parts: ArrayVec<Part, { tollgate_store::MAX_CHARGES }>,
@@ -148,7 +150,15 @@ pub struct Ruling {
 
 impl Ruling {
     pub(crate) fn new(policies: Arc<Policies>, now: u64, reason: Reason, scope: Option<u16>) -> Self {
-        Ruling { reason, now, policies, scope, parts: ArrayVec::new(), shadows: ArrayVec::new() }
+        Ruling {
+            reason,
+            now,
+            fallback: None,
+            policies,
+            scope,
+            parts: ArrayVec::new(),
+            shadows: ArrayVec::new(),
+        }
     }
 
     /// Whether the request may go on.

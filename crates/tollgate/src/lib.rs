@@ -56,6 +56,8 @@ mod clock;
 pub mod config;
 pub mod contract;
 mod decision;
+#[cfg(feature = "sqlite")]
+mod durable;
 mod key;
 mod limiter;
 mod matching;
@@ -67,6 +69,8 @@ mod token;
 pub use clock::Clock;
 pub use config::{Problem, Problems};
 pub use decision::{Decision, MAX_SHADOWS, Part, Reason, Refusal, Ruling, Standing};
+#[cfg(feature = "sqlite")]
+pub use durable::Restored;
 pub use key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt, fold, fold_network};
 pub use limiter::{Capacity, Limiter};
 pub use matching::{Match, path_matches};
@@ -81,4 +85,9 @@ pub use tollgate_core::{
     Algorithm, Bound, Fingerprint, Outcome, Quota, QuotaError, Rate, Rule, RuleError, SECOND, Verdict,
     parse_duration, show_duration,
 };
-pub use tollgate_store::{Answer, Demand, Events, MAX_CHARGES, MAX_KEYS, Memory, Store, Table, WhenFull};
+#[cfg(feature = "sqlite")]
+pub use tollgate_store::durable::{Durability, Durable, JournalError};
+pub use tollgate_store::{
+    Answer, Demand, Events, InProcess, MAX_CHARGES, MAX_KEYS, Memory, Moved, Store, Table, Unanswered,
+    WhenFull,
+};

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use tollgate_core::{Charge, Quota, Rule};
-use tollgate_store::{Demand, Memory, Rules, Store, Table, WhenFull};
+use tollgate_store::{Demand, InProcess, Memory, Rules, Store, Table, Unanswered, WhenFull};
 
 use crate::clock::Clock;
 use crate::config::Problems;
 use crate::key::Salt;
-use crate::policies::{Check, Early, Plan, Policies, PolicySet, parts, rule_on};
+use crate::policies::{Check, Early, Plan, Policies, PolicySet, parts, rule_on, without_store};
 use crate::policy::{Cost, DEFAULT_KEYS, Direction, List, Missing, Placement, Policy, Ready, Subject};
 use crate::{Decision, Match, Request, Ruling};
 
@@ -74,10 +74,7 @@ impl Limiter<Memory> {
 
     /// A limiter over this set, salt and clock.
     pub fn new(set: PolicySet, salt: Salt, clock: Clock) -> Self {
-        let policies = Policies::new(set, &salt, 1);
-        let store = Memory::new(policies.iter().map(|ready| ready.policy.table()));
-        let active = ArcSwap::from_pointee(Active { policies: Arc::new(policies), store });
-        Limiter { active, clock, salt, reloading: Mutex::new(()) }
+        Limiter::with_store(set, salt, clock, |_, memory| memory)
     }
 
     /// Charges `subject` one unit under the first policy. No await, no allocation, no lock that is held for long.
@@ -103,6 +100,22 @@ impl Limiter<Memory> {
             std::thread::yield_now();
         }
     }
+}
+
+impl<S: InProcess> Limiter<S> {
+    /// A limiter whose store is made over empty tables, one a policy.
+    pub fn with_store(
+        set: PolicySet,
+        salt: Salt,
+        clock: Clock,
+        store: impl FnOnce(&Policies, Memory) -> S,
+    ) -> Self {
+        let policies = Policies::new(set, &salt, 1);
+        let memory = Memory::new(policies.iter().map(|ready| ready.policy.table()).collect::<Vec<_>>());
+        let store = store(&policies, memory);
+        let active = ArcSwap::from_pointee(Active { policies: Arc::new(policies), store });
+        Limiter { active, clock, salt, reloading: Mutex::new(()) }
+    }
 
     /// Exchanges the policies. Usage is kept for every policy whose name and subjects stay, and a changed quota applies to it
     /// at once; no charge falls between the two generations. Gives the new one's number.
@@ -114,13 +127,14 @@ impl Limiter<Memory> {
         let tables = policies.iter().map(|ready| {
             let old = before.policies.named(&ready.policy.name);
             let old = old.filter(|old| old.policy.subjects == ready.policy.subjects);
-            let kept = old.and_then(|old| Some((old, before.store.table(old.index)?)));
+            let kept = old.and_then(|old| Some((old, before.store.memory().table(old.index)?)));
             kept.map_or_else(
                 || Arc::new(ready.policy.table()),
                 |(old, table)| carried(old, table, ready, now),
             )
         });
-        let store = Memory::new(tables);
+        let memory = Memory::new(tables.collect::<Vec<_>>());
+        let store = before.store.over(memory, &policies.journalled());
         let generation = policies.generation;
         self.active.store(Arc::new(Active { policies: Arc::new(policies), store }));
         generation
@@ -141,9 +155,20 @@ impl Limiter<Memory> {
     /// The table of each policy.
     pub fn tables(&self) -> Vec<(String, Arc<Table>)> {
         let active = self.active.load();
-        let table =
-            |ready: &Ready| Some((ready.policy.name.clone(), Arc::clone(active.store.table(ready.index)?)));
+        let table = |ready: &Ready| {
+            Some((ready.policy.name.clone(), Arc::clone(active.store.memory().table(ready.index)?)))
+        };
         active.policies.iter().filter_map(table).collect()
+    }
+}
+
+impl<S: Clone> Limiter<S> {
+    /// The same limiter with its store inside another, such as a choice of stores.
+    pub fn map_store<T>(self, into: impl FnOnce(S) -> T) -> Limiter<T> {
+        let active = self.active.into_inner();
+        let (policies, store) = (Arc::clone(&active.policies), into(active.store.clone()));
+        let active = ArcSwap::from_pointee(Active { policies, store });
+        Limiter { active, clock: self.clock, salt: self.salt, reloading: self.reloading }
     }
 }
 
@@ -172,13 +197,17 @@ impl<S: Store> Limiter<S> {
                 Ok(plan) => plan,
                 Err((reason, scope)) => return Ruling::new(policies, now, reason, scope),
             };
-            if let Ok(answer) = active.store.decide(&plan.demand, now).await {
-                let mut ruling = rule_on(policies, &plan.demand, &answer);
-                watch(&active.store, &plan, now, &mut ruling).await;
-                return ruling;
-            }
-            // A reload is about to put the next generation in force.
-            std::thread::yield_now();
+            let mut ruling = match active.store.decide(&plan.demand, now).await {
+                Ok(answer) => rule_on(policies, &plan.demand, &answer),
+                Err(Unanswered::Unavailable) => without_store(policies, &plan.demand, now),
+                Err(Unanswered::Moved) => {
+                    // A reload is about to put the next generation in force.
+                    std::thread::yield_now();
+                    continue;
+                }
+            };
+            watch(&active.store, &plan, now, &mut ruling).await;
+            return ruling;
         }
     }
 

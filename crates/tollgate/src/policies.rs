@@ -8,7 +8,7 @@ use tollgate_store::{Answer, Demand};
 
 use crate::decision::MAX_SHADOWS;
 use crate::key::{Prefixes, Salt};
-use crate::policy::{Found, Policy, Reading, Ready};
+use crate::policy::{Direction, Found, Placement, Policy, Reading, Ready};
 use crate::token::{Tokens, Verifier};
 use crate::{Part, Reason, Request, Ruling};
 
@@ -77,6 +77,12 @@ impl Policies {
     /// The policy with this name.
     pub fn named(&self, name: &str) -> Option<&Ready> {
         self.ready.iter().find(|ready| ready.policy.name == name)
+    }
+
+    /// The names of the policies, where they are to outlive the process.
+    pub fn journalled(&self) -> Vec<Option<&str>> {
+        let durable = |ready: &Ready| ready.policy.placement == Placement::Durable;
+        self.ready.iter().map(|ready| durable(ready).then_some(ready.policy.name.as_str())).collect()
     }
 
     /// The policies that a request meets, in order, with what each makes of it (the subject is shown, so this is for
@@ -175,6 +181,22 @@ pub(crate) fn rule_on(policies: Arc<Policies>, demand: &Demand<'_>, answer: &Ans
     if ruling.reason == Reason::Admitted {
         ruling.reason = Reason::Unavailable;
     }
+    ruling
+}
+
+/// What is answered when the count is out of reach: that of the policies' directions that lets least through. (Under `local`
+/// the tables of this process counted the charge before it could not be kept.)
+pub(crate) fn without_store(policies: Arc<Policies>, demand: &Demand<'_>, now: u64) -> Ruling {
+    let directions = demand.charges().iter().filter_map(|charge| {
+        let policy = policies.get(charge.policy)?;
+        Some((charge.policy, policy.on_unavailable))
+    });
+    let directions: Vec<(u16, Direction)> = directions.collect();
+    let refusing = directions.iter().find(|(_, direction)| *direction == Direction::Refuse).copied();
+    let first = refusing.or(directions.first().copied());
+    let reason = if refusing.is_some() { Reason::Unavailable } else { Reason::Admitted };
+    let mut ruling = Ruling::new(policies, now, reason, first.map(|(policy, _)| policy));
+    ruling.fallback = first.map(|(_, direction)| direction);
     ruling
 }
 

@@ -154,6 +154,8 @@ named! {
     Placement {
         /// In this process: N instances admit N times the bound.
         Local = "local",
+        /// In this process and its file: a crash forgets nothing that was answered.
+        Durable = "durable",
     }
 }
 

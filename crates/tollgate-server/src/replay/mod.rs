@@ -25,7 +25,7 @@ pub use tally::{Report, Tally};
 /// [`Failure`] when a file cannot be read or the policies are wrong.
 pub fn run(arguments: &ReplayArgs) -> Result<(), Failure> {
     let text = fs::read_to_string(&arguments.file).map_err(|error| Failure::file(&arguments.file, &error))?;
-    let (settings, set) = settings::read(&arguments.file.display().to_string(), &text)?;
+    let (settings, set) = settings::read(&arguments.file.display().to_string(), &text, None)?;
     let mut log = Log::default();
     let bar = progress("reading");
     for path in &arguments.logs {

@@ -7,6 +7,7 @@ mod auth;
 mod checks;
 mod commands;
 mod connections;
+mod durable;
 mod gateway;
 mod pages;
 mod reloading;

@@ -69,7 +69,7 @@ fn every_policy_file_of_the_pages_and_examples_is_valid() {
         written.iter().flat_map(|(path, page)| blocks(page, "toml").into_iter().map(move |b| (path, b)));
     let in_pages = in_pages.map(|(path, block)| (path.clone(), block.to_owned()));
     for (path, text) in in_pages.chain(files) {
-        if let Err(problems) = tollgate_server::settings::read(&path, &text) {
+        if let Err(problems) = tollgate_server::settings::read(&path, &text, None) {
             panic!("{problems}");
         }
         seen += 1;

@@ -182,6 +182,18 @@ pub(crate) fn get(address: &str, path: &str, headers: &[(&str, &str)]) -> Answer
     send("GET", address, path, headers, "")
 }
 
+/// The status of a GET, `None` when there is none: the server may be gone.
+pub(crate) fn try_get(address: &str, path: &str) -> Option<u16> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    let head = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    let _gone = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    // A head that is not whole is no answer.
+    answer.contains("\r\n\r\n").then(|| answer.split(' ').nth(1)?.parse().ok()).flatten()
+}
+
 pub(crate) fn post(address: &str, path: &str, body: &str) -> Answer {
     send("POST", address, path, &[("content-type", "application/json")], body)
 }

@@ -16,7 +16,7 @@ use toml::de::DeTable;
 
 pub use section::{Section, parse_size};
 
-use crate::PolicySet;
+use crate::{Placement, PolicySet};
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE_BYTES: usize = 4 << 20;
@@ -143,7 +143,7 @@ impl PolicySet {
         let document = Document::parse("policy", text);
         let root = document.root();
         root.ignore(&["server", "store", "log"]);
-        let set = PolicySet::read(&root);
+        let set = PolicySet::read(&root, Placement::Local);
         root.finish();
         document.finish().map(|()| set)
     }

@@ -26,7 +26,9 @@ const MAX_PATTERN_BYTES: usize = 1_024;
 impl PolicySet {
     /// Reads the policies of a document. What is wrong is noted there, so the set means nothing unless the document then
     /// finishes without problems.
-    pub fn read(root: &Section<'_>) -> Self {
+    ///
+    /// `usual` is the placement of policies that name none, which depends on the store.
+    pub fn read(root: &Section<'_>, usual: Placement) -> Self {
         let prefixes = root.section("keys").map(|keys| read_prefixes(&keys)).unwrap_or_default();
         let verifier = root.section("jwt").and_then(|jwt| read_verifier(&jwt));
         let mut set = PolicySet { policies: Vec::new(), prefixes, verifier };
@@ -43,7 +45,7 @@ impl PolicySet {
         let mut memory = 0_usize;
         let mut everywhere = [0, 0];
         for section in sections.iter().take(MAX_POLICIES) {
-            let policy = read_policy(section);
+            let policy = read_policy(section, usual);
             section.finish();
             let Some(policy) = policy else { continue };
             if set.policies.iter().any(|other| other.name == policy.name) {
@@ -110,7 +112,7 @@ fn read_verifier(jwt: &Section<'_>) -> Option<Verifier> {
     verifier.map_err(|error| jwt.problem("key_file", error)).ok()
 }
 
-fn read_policy(section: &Section<'_>) -> Option<Policy> {
+fn read_policy(section: &Section<'_>, usual: Placement) -> Option<Policy> {
     let name = section.parse("name", policy_name);
     if !section.has("name") {
         section.problem("name", "missing; every policy has a name");
@@ -120,7 +122,7 @@ fn read_policy(section: &Section<'_>) -> Option<Policy> {
     let subjects = section.list("subject", str::parse::<Subject>);
     let cost = read_cost(section);
     let missing = section.parse("missing", str::parse::<Missing>);
-    let placement = section.parse("placement", placement);
+    let placement = section.parse("placement", |name| placement(name, usual));
     let on_unavailable = read_direction(section);
     let shadow = section.boolean("shadow").unwrap_or(false);
     let (allow, deny) = (read_list(section, "allow"), read_list(section, "deny"));
@@ -145,7 +147,7 @@ fn read_policy(section: &Section<'_>) -> Option<Policy> {
         policy.keys = policy.subjects.len();
     }
     policy.missing = missing.unwrap_or(policy.missing);
-    policy.placement = placement.unwrap_or(policy.placement);
+    policy.placement = placement.unwrap_or(usual);
     policy.on_unavailable = on_unavailable.unwrap_or(policy.on_unavailable);
     let policy = Policy { matches, shadow, allow, deny, when_full, tiers, ..policy };
     check_tiers(section, &policy);
@@ -186,12 +188,18 @@ fn policy_name(name: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-fn placement(name: &str) -> Result<Placement, String> {
-    match name {
-        "divided" | "durable" | "strict" | "leased" | "sharded" | "approximate" | "layered" => {
-            Err(format!("`{name}` needs a store beyond this process; on memory: the only placement is local"))
+fn placement(name: &str, usual: Placement) -> Result<Placement, String> {
+    let known = "divided strict leased sharded approximate layered".split(' ').any(|known| known == name);
+    match name.parse() {
+        Ok(Placement::Durable) if usual != Placement::Durable => {
+            Err("`durable` needs a file: store.url = \"sqlite:PATH\"".to_owned())
         }
-        _ => name.parse().map_err(|_| format!("`{name}` is no placement; expected local")),
+        Ok(placement) => Ok(placement),
+        Err(_) if known => Err(format!(
+            "`{name}` needs a store that several processes share, which this version does not have; expected local, or \
+             durable on sqlite:"
+        )),
+        Err(_) => Err(format!("`{name}` is no placement; expected local, or durable on sqlite:")),
     }
 }
 
