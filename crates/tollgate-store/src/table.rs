@@ -259,7 +259,7 @@ impl Table {
         self.bucket(pair.0).shared()
     }
 
-    /// The half of a key that a slot keeps: what [`Rules`] are asked by.
+    /// The half of a key that a slot keeps: what [`Rules`](crate::Rules) are asked by.
     pub fn tag(key: Fingerprint) -> u64 {
         tag(key)
     }

@@ -44,7 +44,7 @@ fn remove(path: &Path) {
 }
 
 fn memory(rules: &[Rule]) -> Memory {
-    Memory::new(rules.iter().map(|rule| Table::new(2_000, rule.words(), WhenFull::Share)))
+    Memory::new(rules.iter().map(|rule| Table::new(10_000, rule.words(), WhenFull::Share)))
 }
 
 fn make(rules: &[Rule]) -> Passing {
@@ -57,13 +57,17 @@ fn make(rules: &[Rule]) -> Passing {
 
 tollgate_harness::conformance!(durable, make);
 
+fn spread(key: u128) -> Fingerprint {
+    Fingerprint(fastrand::Rng::with_seed(u64::try_from(key).unwrap()).u128(..))
+}
+
 fn rule(text: &str, algorithm: Algorithm) -> Rule {
     Rule::new(text.parse::<Quota>().unwrap(), algorithm).unwrap()
 }
 
 fn ask(store: &Durable, rule: &Rule, key: u128, cost: u64, now: u64) -> tollgate_core::Outcome {
     let mut demand = Demand::new();
-    demand.push(Charge { policy: 0, key: Fingerprint(key << 64 | key), rule, cost }).unwrap();
+    demand.push(Charge { policy: 0, key: spread(key), rule, cost }).unwrap();
     pollster::block_on(store.decide(&demand, now)).unwrap().outcomes()[0]
 }
 
@@ -114,12 +118,12 @@ fn forgotten_keys_and_unnamed_policies_leave_nothing_in_the_file_and_passed_rows
         ask(&store, &rule, key, 2, START);
     }
     let mut unnamed = Demand::new();
-    unnamed.push(Charge { policy: 1, key: Fingerprint(9), rule: &rule, cost: 1 }).unwrap();
+    unnamed.push(Charge { policy: 1, key: spread(9), rule: &rule, cost: 1 }).unwrap();
     assert!(pollster::block_on(store.decide(&unnamed, START)).unwrap().is_admit());
     let later = START + 10 * SECOND;
     ask(&store, &rule, 1_000, 1, later);
     ask(&store, &rule, 1_001, 1, later);
-    InProcess::forget(&store, 0, Fingerprint(1_001 << 64 | 1_001)).unwrap();
+    InProcess::forget(&store, 0, spread(1_001)).unwrap();
     drop(store);
     let kept = Opened::open(&path, 7).unwrap().kept;
     assert_eq!(kept.len(), 1, "{kept:?}");
@@ -153,11 +157,11 @@ fn a_file_that_cannot_be_written_refuses_and_recovers_by_itself() {
     // SQLite stops at a number of pages as it would at the end of a disk.
     store.limit_pages(1);
     let mut demand = Demand::new();
-    demand.push(Charge { policy: 0, key: Fingerprint(2), rule: &rule, cost: 1 }).unwrap();
+    demand.push(Charge { policy: 0, key: spread(2), rule: &rule, cost: 1 }).unwrap();
     let mut failures = 0;
     for key in 10..3_000_u128 {
         let mut demand = Demand::new();
-        demand.push(Charge { policy: 0, key: Fingerprint(key << 64 | key), rule: &rule, cost: 3 }).unwrap();
+        demand.push(Charge { policy: 0, key: spread(key), rule: &rule, cost: 3 }).unwrap();
         failures += usize::from(pollster::block_on(store.decide(&demand, START)).is_err());
     }
     assert!(failures > 100, "{failures} failures on a full disk");
