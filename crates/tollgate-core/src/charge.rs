@@ -184,9 +184,9 @@ impl Charge<'_> {
         Outcome { verdict, limit: self.rule.capacity(), remaining, reset_after, cell: state.get(0) }
     }
 
-    /// Where this key's window edges lie, in nanoseconds after the calendar's.
+    /// Where this key's window edges lie, in nanoseconds after the calendar's: for stores that decide elsewhere.
     #[allow(clippy::cast_possible_truncation, reason = "half of a hash is as good a hash")]
-    pub(crate) fn phase(&self) -> u64 {
+    pub fn phase(&self) -> u64 {
         if !self.rule.jittered_edges() {
             return 0;
         }

@@ -146,3 +146,14 @@ fn set_place(state: &mut (impl Words + ?Sized), first: usize, length: usize) {
     let (first, length) = (u64::try_from(first).unwrap_or(0), u64::try_from(length).unwrap_or(0));
     state.set(1, first | (length << 32));
 }
+
+/// The state that holds these times, oldest first.
+pub(crate) fn fill(state: &mut (impl Words + ?Sized), window: u64, times: &[u64]) {
+    let room = state.len().saturating_sub(HEAD);
+    let newest = times.get(times.len().saturating_sub(room)..).unwrap_or(&[]);
+    for (index, time) in newest.iter().enumerate() {
+        state.set(HEAD.saturating_add(index), *time);
+    }
+    state.set(0, newest.last().map_or(0, |time| time.saturating_add(window)));
+    set_place(state, 0, newest.len());
+}

@@ -182,6 +182,20 @@ impl Rule {
         }
     }
 
+    /// What one unit moves a cell by, how far ahead it may be, and the window that it is measured from the end of (0: it is
+    /// measured from the present), in nanoseconds: the one inequality for stores that decide elsewhere.
+    pub const fn terms(&self) -> (u64, u64, u64) {
+        match self.algorithm {
+            Algorithm::FixedWindow => (1, self.quota.limit(), self.quota.window()),
+            _ => (self.quota.interval(), self.memory(), 0),
+        }
+    }
+
+    /// Writes the state of a log that holds these times of units, oldest first, at most as many as there is room for.
+    pub fn log_of<W: crate::Words + ?Sized>(&self, times: &[u64], state: &mut W) {
+        crate::log::fill(state, self.quota.window(), times);
+    }
+
     /// The promise: how much any interval may see.
     pub const fn bound(&self) -> Bound {
         Bound::of(self)

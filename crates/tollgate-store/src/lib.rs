@@ -25,6 +25,8 @@ pub mod durable;
 #[cfg(feature = "sqlite")]
 mod journal;
 mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod table;
 
 pub use bucket::Moved;

@@ -86,8 +86,12 @@ fn quoted(text: &str) -> Option<(&str, &str)> {
 fn request_line(request: &str) -> Option<(&str, &str)> {
     let mut words = request.split_ascii_whitespace();
     let (method, target) = (words.next()?, words.next()?);
-    let token = method.len() <= 32 && method.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'-');
-    (token && words.next().is_none_or(|protocol| protocol.starts_with("HTTP/"))).then_some((method, target))
+    (is_method(method) && words.next().is_none_or(|protocol| protocol.starts_with("HTTP/")))
+        .then_some((method, target))
+}
+
+fn is_method(text: &str) -> bool {
+    (1..=32).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'-')
 }
 
 fn header(headers: &mut HeaderMap, name: &str, value: &str) {
@@ -108,7 +112,7 @@ fn parse_json(line: &str) -> Option<Logged<'_>> {
     let (method, target) = match line.as_deref().and_then(request_line) {
         Some((method, target)) => (method.to_owned(), target.to_owned()),
         None => (
-            text(&["request_method", "method", "verb"])?,
+            text(&["request_method", "method", "verb"]).filter(|method| is_method(method))?,
             text(&["request_uri", "uri", "path", "url", "target"])?,
         ),
     };
@@ -301,6 +305,8 @@ mod tests {
             "\" - - [17/May/2015:10:05:03 +0\u{1}\u{4}44318571030.5,\"rehttp_eethod\":] \"GET / HTTP/1.1\" 200 1",
             r#"1.2.3.4 - - [17/May/2015:10:05:03 +99999999999999999999] "GET / HTTP/1.1" 200 1"#,
             r#"1.2.3.4 - - [17/May/2015:10:05:03 +9900] "GET / HTTP/1.1" 200 1"#,
+            // Found by fuzzing: a request without a method.
+            r#"{"ts":1431857103.5,"request":{"remote_ip":"1.2.3.4","method":"","uri":"/"}}"#,
             r#"{"time":"yesterday","remote_addr":"1.2.3.4","request":"GET / HTTP/1.1"}"#,
         ] {
             assert_eq!(parse(line), None, "{line}");
