@@ -1,8 +1,8 @@
 //! The shared store on Redis or Valkey: one count for a fleet, one script and one round trip a decision.
 //!
-//! The server's clock decides. The script ([`redis.lua`](https://redis.io/docs/latest/develop/interact/programmability/))
-//! judges and charges; what the outcome means for the caller is worked out here from the state that it found, by the same
-//! code as everywhere. A command whose outcome is unknown is never sent again.
+//! The server's clock decides. The script (`redis.lua`, beside this file) fits and charges; what the outcome means for the
+//! caller is worked out here from the state that it found, by the same code as everywhere. A command whose outcome is unknown
+//! is never sent again.
 //!
 //! Replication is asynchronous: a failover may forget what the replica had not seen.
 
