@@ -189,7 +189,8 @@ pub(crate) fn rule_on(policies: Arc<Policies>, demand: &Demand<'_>, answer: &Ans
 pub(crate) fn without_store(policies: Arc<Policies>, demand: &Demand<'_>, now: u64) -> Ruling {
     let directions = demand.charges().iter().filter_map(|charge| {
         let policy = policies.get(charge.policy)?;
-        Some((charge.policy, policy.on_unavailable))
+        // A count in this process is never out of reach, so its policy has no say.
+        (policy.placement != Placement::Local).then_some((charge.policy, policy.on_unavailable))
     });
     let directions: Vec<(u16, Direction)> = directions.collect();
     let refusing = directions.iter().find(|(_, direction)| *direction == Direction::Refuse).copied();

@@ -6,8 +6,8 @@ use std::time::Duration;
 use http::HeaderMap;
 use tollgate::contract::Contract;
 use tollgate::{
-    Capacity, Check, Clock, Decision, Limiter, PolicySet, Quota, Reason, Request, Ruling, SECOND, Salt,
-    WhenFull,
+    Answer, Capacity, Check, Clock, Decision, Demand, Direction, InProcess, Limiter, Memory, Placement,
+    PolicySet, Quota, Reason, Request, Ruling, SECOND, Salt, Store, Unanswered, WhenFull,
 };
 
 const START: u64 = 1_800_057_600 * SECOND;
@@ -299,6 +299,51 @@ fn a_tier_publishes_its_own_window() {
     let mut headers = HeaderMap::new();
     Contract::default().write(&check(&limiter, "p", "slow", 1), &mut headers);
     assert_eq!(headers["ratelimit-policy"], "\"p\";q=5;w=3600");
+}
+
+/// A store that is always out of reach.
+struct Away(Memory);
+
+impl Store for Away {
+    async fn decide(&self, _: &Demand<'_>, _: u64) -> Result<Answer, Unanswered> {
+        Err(Unanswered::Unavailable)
+    }
+}
+
+impl InProcess for Away {
+    fn memory(&self) -> &Memory {
+        &self.0
+    }
+
+    fn over(&self, memory: Memory, _: &[Option<&str>]) -> Self {
+        Away(memory)
+    }
+}
+
+#[test]
+fn only_policies_whose_count_is_out_of_reach_say_what_happens_then() {
+    let decided = |placements: &[(Placement, Direction)]| {
+        let rule = tollgate::Rule::gcra("5/1m".parse().unwrap());
+        let policies = placements.iter().zip('a'..).map(|((placement, direction), name)| tollgate::Policy {
+            placement: *placement,
+            on_unavailable: *direction,
+            ..tollgate::Policy::named(&name.to_string(), rule)
+        });
+        let set = PolicySet { policies: policies.collect(), ..PolicySet::default() };
+        let limiter =
+            Limiter::with_store(set, Salt::random(), Clock::manual(START), |_, memory| Away(memory));
+        let checks: Vec<String> = ('a'..).take(placements.len()).map(String::from).collect();
+        let checks: Vec<Check<'_>> =
+            checks.iter().map(|policy| Check { policy, subject: "x", cost: None }).collect();
+        let ruling = pollster::block_on(limiter.decide_checks(&checks));
+        (ruling.reason, ruling.fallback)
+    };
+    let (local, kept) = (Placement::Local, Placement::Durable);
+    let (refuse, admit) = (Direction::Refuse, Direction::Admit);
+    assert_eq!(decided(&[(kept, refuse)]), (Reason::Unavailable, Some(refuse)));
+    assert_eq!(decided(&[(kept, admit)]), (Reason::Admitted, Some(admit)));
+    assert_eq!(decided(&[(kept, admit), (kept, refuse)]), (Reason::Unavailable, Some(refuse)));
+    assert_eq!(decided(&[(local, refuse), (kept, admit)]), (Reason::Admitted, Some(admit)));
 }
 
 #[test]
