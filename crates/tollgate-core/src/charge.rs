@@ -172,6 +172,43 @@ impl Charge<'_> {
         }
     }
 
+    /// Charges the state whatever it comes to: what was admitted elsewhere is owed here. A log holds no more than its limit.
+    pub fn owe<W: Words + ?Sized>(&self, state: &mut W, now: u64) {
+        if self.cost == 0 {
+            return;
+        }
+        let (limit, window) = (self.rule.quota().limit(), self.rule.quota().window_nz());
+        match self.rule.shape() {
+            Shape::Cell => {
+                let next = self.rule.line(self.phase()).owed(state.get(0), now, self.cost);
+                state.set(0, next);
+            }
+            Shape::Counter => {
+                Counter::load(limit, window, self.phase(), state, now).owing(self.cost).save(state);
+            }
+            Shape::Log => Log::load(limit, window.get(), state, now).entry(self.cost).write(state),
+        }
+    }
+
+    /// Of `admitted` equal charges that were admitted at once at `now` with this outcome for all of them, what the `nth` (from
+    /// 1) would have been told alone. One beyond those that were admitted is told the outcome as it is: it was refused.
+    #[must_use]
+    pub fn nth(&self, outcome: &Outcome, admitted: u64, nth: u64, now: u64) -> Outcome {
+        if nth > admitted || self.cost == 0 {
+            return *outcome;
+        }
+        let later = admitted.saturating_sub(nth).saturating_mul(self.cost);
+        if self.rule.shape() != Shape::Cell {
+            let remaining = outcome.remaining.saturating_add(later).min(outcome.limit);
+            return Outcome { verdict: Verdict::Admit { wait: 0 }, remaining, ..*outcome };
+        }
+        let line = self.rule.line(self.phase());
+        let cell = outcome.cell.saturating_sub(later.saturating_mul(line.interval.get()));
+        let verdict = Verdict::Admit { wait: line.wait(cell, now) };
+        let (remaining, reset_after) = line.standing(cell, now);
+        Outcome { verdict, limit: outcome.limit, remaining, reset_after, cell }
+    }
+
     /// A verdict together with the standing of the key at `now`.
     #[inline]
     pub fn outcome<W: Words + ?Sized>(&self, verdict: Verdict, state: &W, now: u64) -> Outcome {

@@ -85,6 +85,11 @@ impl Counter {
         Err(Refused::Until(self.admitted_at(cost)))
     }
 
+    /// With `cost` more units, whatever it comes to.
+    pub(crate) fn owing(&self, cost: u64) -> Counter {
+        Counter { current: self.current.saturating_add(cost), ..*self }
+    }
+
     /// The first time at which `cost` fits, if nothing else is charged.
     fn admitted_at(&self, cost: u64) -> u64 {
         let spare = self.limit.saturating_sub(cost);

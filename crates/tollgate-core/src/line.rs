@@ -70,6 +70,17 @@ impl Line {
         Err(Refused::Until(until))
     }
 
+    /// The cell after `cost` units that are owed, however far ahead that is (at most the longest span there is).
+    pub(crate) fn owed(&self, cell: u64, now: u64, cost: u64) -> u64 {
+        let anchor = self.anchor.at(now);
+        let next = cell.max(anchor).saturating_add(cost.saturating_mul(self.interval.get()));
+        match self.anchor {
+            Anchor::Now => next.min(anchor.saturating_add(crate::MAX_SPAN)),
+            // Used up is used up: beyond that the cell would reach into the next window.
+            Anchor::WindowEnd { .. } => next.min(anchor.saturating_add(self.capacity).max(cell)),
+        }
+    }
+
     /// How long the charge that moved the cell to `next` has to wait.
     pub(crate) fn wait(&self, next: u64, now: u64) -> u64 {
         next.saturating_sub(self.anchor.at(now)).saturating_sub(self.unhurried)

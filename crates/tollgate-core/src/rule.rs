@@ -222,6 +222,25 @@ impl Rule {
     }
 }
 
+impl fmt::Display for Rule {
+    /// The algorithm's name, the quota, and `jittered` when its edges are: what [`FromStr`] reads.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}{}", self.algorithm, self.quota, if self.jitter { " jittered" } else { "" })
+    }
+}
+
+impl FromStr for Rule {
+    type Err = crate::TextError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (algorithm, quota) = text.split_once(' ').ok_or(crate::TextError::NoWindow)?;
+        let (quota, jitter) = quota.strip_suffix(" jittered").map_or((quota, false), |quota| (quota, true));
+        let algorithm = algorithm.parse().map_err(|_| crate::TextError::Word)?;
+        let rule = Rule::new(quota.parse()?, algorithm).map_err(|_| crate::TextError::Word)?;
+        Ok(rule.with_jittered_edges(jitter))
+    }
+}
+
 /// Why a quota and an algorithm do not go together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleError {

@@ -2,11 +2,12 @@
 //!
 //! Each law panics when it is broken, and says with which rule, seed and time.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
+mod threads;
 
-use tollgate_core::{Algorithm, Rule, SECOND, Verdict};
-use tollgate_store::Store;
+use tollgate_core::{Algorithm, Charge, Rule, SECOND, Verdict};
+use tollgate_store::{Intent, Store};
+
+pub use threads::{crossing_demands_neither_deadlock_nor_exceed, many_threads_admit_exactly_the_limit};
 
 use crate::scene::{START, rule, rules};
 use crate::{Admissions, Model, Scene, VirtualClock, arrivals};
@@ -15,7 +16,7 @@ use crate::{Admissions, Model, Scene, VirtualClock, arrivals};
 pub trait Make<S>: Fn(&[Rule]) -> S {}
 impl<S, F: Fn(&[Rule]) -> S> Make<S> for F {}
 
-const SEEDS: std::ops::Range<u64> = 0..12;
+pub(crate) const SEEDS: std::ops::Range<u64> = 0..12;
 
 fn each_rule<S: Store>(make: &impl Make<S>, burst: u64, law: impl Fn(&Scene<S>)) {
     for rule in rules(burst) {
@@ -252,58 +253,6 @@ pub fn a_cost_above_the_capacity_is_never<S: Store>(make: &impl Make<S>) {
     });
 }
 
-/// 1, 2 and 64 threads that ask for twice the limit at once get the limit, in ones and in mixed costs.
-pub fn many_threads_admit_exactly_the_limit<S: Store>(make: &impl Make<S>) {
-    for (threads, burst) in [(1, 100), (2, 100), (64, 320)] {
-        each_rule(make, burst, |scene| {
-            let capacity = scene.rule().capacity();
-            let each = (2 * burst).div_ceil(threads);
-            let (ones, mixed) = (AtomicU64::new(0), AtomicU64::new(0));
-            let ask = |seed| {
-                let mut random = fastrand::Rng::with_seed(seed);
-                for _ in 0..each {
-                    if scene.admits(1, 1, START) {
-                        ones.fetch_add(1, Ordering::Relaxed);
-                    }
-                    let cost = random.u64(1..=3).min(capacity);
-                    if scene.admits(2, cost, START) {
-                        mixed.fetch_add(cost, Ordering::Relaxed);
-                    }
-                }
-                // The rest in ones, so that the mixed costs come out even.
-                for _ in 0..capacity {
-                    mixed.fetch_add(u64::from(scene.admits(2, 1, START)), Ordering::Relaxed);
-                }
-            };
-            thread::scope(|scope| (0..threads).for_each(|seed| drop(scope.spawn(move || ask(seed)))));
-            assert_eq!(ones.into_inner(), capacity, "{threads} threads, {:?}", scene.rule());
-            assert_eq!(mixed.into_inner(), capacity, "{threads} threads, mixed, {:?}", scene.rule());
-        });
-    }
-}
-
-/// Threads whose demands name the same keys in opposite order end, and admit exactly what fits.
-pub fn crossing_demands_neither_deadlock_nor_exceed<S: Store>(make: &impl Make<S>) {
-    for rule in rules(200) {
-        let scene = Scene::new(make, vec![rule, rule]);
-        let admitted = AtomicU64::new(0);
-        let ask = |order: bool| {
-            for _ in 0..400 {
-                let mut demand = [(0, 1, 1), (1, 1, 1), (0, 2, 1)];
-                if order {
-                    demand.reverse();
-                }
-                admitted.fetch_add(scene.decide(&demand, START).admitted, Ordering::Relaxed);
-            }
-        };
-        thread::scope(|scope| (0..8).for_each(|n| drop(scope.spawn(move || ask(n % 2 == 0)))));
-        assert_eq!(admitted.into_inner(), rule.capacity(), "{rule:?}");
-        for (policy, key) in [(0, 1), (1, 1), (0, 2)] {
-            assert_eq!(scene.decide(&[(policy, key, 0)], START).outcomes()[0].remaining, 0);
-        }
-    }
-}
-
 /// Verdict, remaining and wait are those of the brute force, over random times and costs.
 pub fn it_agrees_with_the_model_on_random_sequences<S: Store>(make: &impl Make<S>) {
     for (burst, seed) in [1, 2, 9].into_iter().flat_map(|burst| SEEDS.map(move |seed| (burst, seed))) {
@@ -342,10 +291,61 @@ pub fn up_to_n_is_n_times_one<S: Store>(make: &impl Make<S>) {
             let mut now = START;
             for asked in [1, 2, 100, 3, 7] {
                 let at_once = scene.decide_times(&[(0, 1, cost)], asked, now);
-                let singly = (0..asked).filter(|_| scene.admits(2, cost, now)).count() as u64;
-                assert_eq!(at_once.admitted, singly, "{asked} x {cost}, {:?}", scene.rule());
+                let singly: Vec<_> = (0..asked).map(|_| scene.charge(2, cost, now)).collect();
+                let admitted = singly.iter().filter(|outcome| outcome.verdict.is_admit()).count() as u64;
+                assert_eq!(at_once.admitted, admitted, "{asked} x {cost}, {:?}", scene.rule());
+                for (nth, alone) in (1..).zip(singly) {
+                    let charge = scene.as_charge((0, 1, cost));
+                    let told = charge.nth(&at_once.outcomes()[0], at_once.admitted, nth, now);
+                    assert_eq!(told, alone, "{nth} of {asked} x {cost}, {:?}", scene.rule());
+                }
                 assert_eq!(scene.remaining(1, now), scene.remaining(2, now), "{:?}", scene.rule());
                 now += 3 * SECOND / 10;
+            }
+        });
+    }
+}
+
+/// Taken, owed, given back and forgotten at random, a key stands where the pure functions say.
+pub fn every_intent_does_what_the_core_does<S: Store>(make: &impl Make<S>) {
+    for seed in SEEDS {
+        each_rule(make, 8, |scene| {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut words = vec![0; scene.rule().words()];
+            let words = words.as_mut_slice();
+            let (mut now, mut charged) = (START, Vec::new());
+            for step in 0..120 {
+                let cost = random.u64(1..=3).min(scene.rule().capacity());
+                let charge = scene.as_charge((0, 1, cost));
+                let intent = match random.u8(0..10) {
+                    0 => Intent::Owe,
+                    1 => Intent::Forget,
+                    2..5 if !charged.is_empty() => {
+                        Intent::GiveBack { charged: charged[random.usize(0..charged.len())] }
+                    }
+                    _ => Intent::Take { times: 1 },
+                };
+                match intent {
+                    Intent::Owe => charge.owe(words, now),
+                    Intent::Forget => words.fill(0),
+                    Intent::GiveBack { charged } => charge.refund(words, charged, now),
+                    Intent::Take { .. } => {
+                        if charge.decide(words, now).verdict.is_admit() {
+                            charged.push(now);
+                        }
+                    }
+                }
+                scene.ask(&[(0, 1, cost)], intent, now);
+                let look = Charge { cost: 0, ..charge };
+                let stands = look.outcome(Verdict::Admit { wait: 0 }, &*words, now);
+                let (told, place) = (scene.charge(1, 0, now), format!("{intent:?} at {step}, seed {seed}"));
+                assert_eq!(
+                    (told.remaining, told.reset_after),
+                    (stands.remaining, stands.reset_after),
+                    "{place}, {:?}",
+                    scene.rule()
+                );
+                now += random.u64(0..SECOND / 5);
             }
         });
     }

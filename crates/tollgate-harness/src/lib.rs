@@ -44,6 +44,7 @@ macro_rules! conformance {
                 crossing_demands_neither_deadlock_nor_exceed,
                 it_agrees_with_the_model_on_random_sequences,
                 up_to_n_is_n_times_one,
+                every_intent_does_what_the_core_does,
                 keys_and_policies_do_not_share_a_count,
             );
         }

@@ -1,7 +1,7 @@
 //! A store, its rules, and the few verbs that laws are written in.
 
 use tollgate_core::{Algorithm, Charge, Fingerprint, Outcome, Quota, Rule};
-use tollgate_store::{Answer, Demand, Store};
+use tollgate_store::{Answer, Demand, Intent, Store};
 
 /// Midnight, some day: an edge of every window that laws use.
 pub(crate) const START: u64 = 1_800_057_600 * tollgate_core::SECOND;
@@ -46,11 +46,20 @@ impl<S: Store> Scene<S> {
 
     /// A demand, up to `times` times.
     pub fn decide_times(&self, charges: &[(u16, u64, u64)], times: u64, now: u64) -> Answer {
-        let mut demand = Demand::new().times(times);
-        for (policy, key, cost) in charges {
-            let rule = &self.rules[usize::from(*policy)];
-            let key = fingerprint(*policy, *key);
-            demand.push(Charge { policy: *policy, key, rule, cost: *cost }).expect("laws charge few keys");
+        self.ask(charges, Intent::Take { times }, now)
+    }
+
+    /// A charge as this scene makes it.
+    pub fn as_charge(&self, (policy, key, cost): (u16, u64, u64)) -> Charge<'_> {
+        let rule = &self.rules[usize::from(policy)];
+        Charge { policy, key: fingerprint(policy, key), rule, cost }
+    }
+
+    /// A demand for any purpose.
+    pub fn ask(&self, charges: &[(u16, u64, u64)], intent: Intent, now: u64) -> Answer {
+        let mut demand = Demand::new().to(intent);
+        for charge in charges {
+            demand.push(self.as_charge(*charge)).expect("laws charge few keys");
         }
         pollster::block_on(self.store.decide(&demand, now)).expect("nobody moves a store under test")
     }

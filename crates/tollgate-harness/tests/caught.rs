@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Charge, Outcome, Quota, Rule, SECOND, Verdict};
 use tollgate_harness::laws;
-use tollgate_store::{Answer, Demand, Memory, Store, Table, Unanswered, WhenFull};
+use tollgate_store::{Answer, Demand, Intent, Memory, Store, Table, Unanswered, WhenFull};
 
 type Wrong = fn(&Faulty, &Demand<'_>, u64) -> Answer;
 
@@ -79,9 +79,7 @@ caught!(a_promise_that_is_early_is_caught, a_refusal_keeps_its_promise, |store, 
 caught!(a_step_back_that_mints_is_caught, a_clock_that_steps_back_mints_nothing, |store, demand, now| {
     let latest = store.seen.fetch_max(now, Ordering::Relaxed);
     if now < latest {
-        for charge in demand.charges() {
-            store.inner.forget(charge.policy, charge.key).unwrap();
-        }
+        store.inner.decide(&demand.clone().to(Intent::Forget), now).unwrap();
     }
     store.inner.decide(demand, now).unwrap()
 });
@@ -122,6 +120,12 @@ caught!(a_rough_division_is_caught, up_to_n_is_n_times_one, |store, demand, now|
     let mut rough = Answer::new(now, if asked > 1 { asked } else { answer.admitted });
     answer.outcomes().iter().for_each(|outcome| rough.push(*outcome));
     rough
+});
+
+caught!(a_refund_of_too_much_is_caught, every_intent_does_what_the_core_does, |store, demand, now| {
+    let twice = matches!(demand.intent(), Intent::GiveBack { .. });
+    let answer = store.inner.decide(demand, now).unwrap();
+    if twice { store.inner.decide(demand, now).unwrap() } else { answer }
 });
 
 caught!(a_lost_update_is_caught, many_threads_admit_exactly_the_limit, |store, demand, now| {

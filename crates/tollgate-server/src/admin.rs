@@ -134,7 +134,10 @@ impl Admin {
             return problem(StatusCode::NOT_FOUND, "There is no policy of this name.");
         };
         let key = shown(ready.key(reset.subject.as_bytes()).0);
-        let known = self.app.limiter.reset(&reset.policy, &reset.subject).unwrap_or(false);
+        let known = match self.app.limiter.reset(&reset.policy, &reset.subject).await {
+            Ok(known) => known.unwrap_or(false),
+            Err(error) => return problem(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
+        };
         tracing::info!(audit = "reset", policy = reset.policy, key, known, by = %peer.address, "administration");
         json_answer(StatusCode::OK, &json!({ "policy": reset.policy, "key": key, "was_known": known }))
     }

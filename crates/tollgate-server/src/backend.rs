@@ -100,13 +100,6 @@ impl InProcess for Backend {
         }
     }
 
-    fn forget(&self, policy: u16, key: tollgate::Fingerprint) -> Result<bool, tollgate::Moved> {
-        match self {
-            Backend::Memory(memory) => memory.forget(policy, key),
-            Backend::Durable(durable) => InProcess::forget(durable, policy, key),
-        }
-    }
-
     fn over(&self, memory: Memory, policies: &[Option<&str>]) -> Self {
         match self {
             Backend::Memory(_) => Backend::Memory(memory),

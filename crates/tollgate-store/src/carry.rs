@@ -52,7 +52,7 @@ impl Table {
     /// The state of one key as it stands: its own, or the one that it shares. `None` when nothing is known of it.
     ///
     /// # Errors
-    /// [`Moved`], as for [`Table::forget`].
+    /// [`Moved`] when the states are in another table by now.
     pub fn state(&self, key: Fingerprint) -> Result<Option<Vec<u64>>, Moved> {
         let pair = self.pair(key);
         let _locks = (self.lock(pair.0)?, self.lock(pair.1)?);
@@ -67,7 +67,7 @@ impl Table {
     /// full it goes into the shared state, whatever else the table does when it is full.
     ///
     /// # Errors
-    /// [`Moved`], as for [`Table::forget`].
+    /// [`Moved`] when the states are in another table by now.
     pub fn restore(
         &self,
         key: Fingerprint,

@@ -8,11 +8,30 @@ use tollgate_core::{Charge, Outcome};
 /// The most charges that one demand may hold.
 pub const MAX_CHARGES: usize = 8;
 
+/// What is to become of a demand's charges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intent {
+    /// Decide them together, up to so many times at once, and charge what is admitted.
+    Take {
+        /// How many times.
+        times: u64,
+    },
+    /// Charge them, whatever it comes to: they were admitted elsewhere.
+    Owe,
+    /// Give them back: they were charged at this time, and not used. See [`Charge::refund`].
+    GiveBack {
+        /// When they were charged, by the store's time.
+        charged: u64,
+    },
+    /// Forget their keys, so that they are as new. The answer's `admitted` is how many were known.
+    Forget,
+}
+
 /// One to eight charges that are admitted together or not at all. Keys are distinct: charges of one key are added up.
 #[derive(Clone, Debug)]
 pub struct Demand<'a> {
     charges: ArrayVec<Charge<'a>, MAX_CHARGES>,
-    times: u64,
+    intent: Intent,
 }
 
 impl Default for Demand<'_> {
@@ -24,14 +43,25 @@ impl Default for Demand<'_> {
 impl<'a> Demand<'a> {
     /// No charge yet; to be decided once.
     pub const fn new() -> Self {
-        Demand { charges: ArrayVec::new_const(), times: 1 }
+        Demand { charges: ArrayVec::new_const(), intent: Intent::Take { times: 1 } }
     }
 
     /// Asks for the whole demand up to `times` times at once.
     #[must_use]
-    pub fn times(mut self, times: u64) -> Self {
-        self.times = times;
+    pub fn times(self, times: u64) -> Self {
+        self.to(Intent::Take { times })
+    }
+
+    /// The same charges for another purpose.
+    #[must_use]
+    pub fn to(mut self, intent: Intent) -> Self {
+        self.intent = intent;
         self
+    }
+
+    /// One charge, to be decided once.
+    pub fn of(charge: Charge<'a>) -> Self {
+        Demand { charges: ArrayVec::from_iter([charge]), ..Demand::new() }
     }
 
     /// Adds a charge, and gives its place. One of a key that is already in is added to it.
@@ -54,9 +84,14 @@ impl<'a> Demand<'a> {
         &self.charges
     }
 
-    /// How many times the demand is asked for.
+    /// What is to become of them.
+    pub const fn intent(&self) -> Intent {
+        self.intent
+    }
+
+    /// How many times the demand is to be decided at once: 0 when it is not to be decided.
     pub const fn asked(&self) -> u64 {
-        self.times
+        if let Intent::Take { times } = self.intent { times } else { 0 }
     }
 }
 
@@ -99,7 +134,8 @@ impl Answer {
     }
 
     /// One outcome per charge, in the demand's order. When the demand was refused, a charge that would have been
-    /// admitted alone says so in its verdict, and was not charged.
+    /// admitted alone says so in its verdict, and was not charged. When less was admitted than was asked for, the verdict is
+    /// that of the first time that was refused.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }

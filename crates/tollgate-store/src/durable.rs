@@ -11,7 +11,7 @@ use tollgate_core::{Fingerprint, Rule};
 
 use crate::journal::{Entry, Journal};
 pub use crate::journal::{JournalError, Kept};
-use crate::{Answer, Demand, InProcess, Memory, Moved, Store, Unanswered};
+use crate::{Answer, Demand, InProcess, Intent, Memory, Store, Unanswered};
 
 /// When an answer leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,8 +68,11 @@ impl Durable {
     }
 
     fn entries<'d>(&'d self, demand: &'d Demand<'_>) -> impl Iterator<Item = Entry> + 'd {
-        let charged = demand.charges().iter().filter(|charge| charge.cost > 0);
-        charged.filter_map(|charge| self.entry(charge.policy, charge.key, Some(*charge.rule)))
+        let forget = demand.intent() == Intent::Forget;
+        let written = demand.charges().iter().filter(move |charge| charge.cost > 0 || forget);
+        written.filter_map(move |charge| {
+            self.entry(charge.policy, charge.key, (!forget).then_some(*charge.rule))
+        })
     }
 
     fn entry(&self, policy: u16, key: Fingerprint, rule: Option<Rule>) -> Option<Entry> {
@@ -103,12 +106,6 @@ impl Store for Durable {
 impl InProcess for Durable {
     fn memory(&self) -> &Memory {
         &self.memory
-    }
-
-    fn forget(&self, policy: u16, key: Fingerprint) -> Result<bool, Moved> {
-        let known = self.memory.forget(policy, key)?;
-        self.journal.write(self.entry(policy, key, None).into_iter(), 0, None);
-        Ok(known)
     }
 
     fn over(&self, memory: Memory, policies: &[Option<&str>]) -> Self {

@@ -31,18 +31,16 @@ mod table;
 
 pub use bucket::Moved;
 pub use carry::Rules;
-pub use demand::{Answer, Demand, MAX_CHARGES, TooManyCharges};
+pub use demand::{Answer, Demand, Intent, MAX_CHARGES, TooManyCharges};
 pub use memory::Memory;
 pub use table::{Events, MAX_KEYS, Table, WhenFull};
 
 use std::fmt;
 use std::future::Future;
 
-use tollgate_core::Fingerprint;
-
 /// Something that counts.
 ///
-/// The one verb: decide a demand, all or nothing, and charge it if it is admitted. `now` is the caller's time in
+/// The one verb: decide a demand, all or nothing, and charge it if it is admitted (or do what else its [`Intent`] says). `now` is the caller's time in
 /// nanoseconds since the Unix epoch; a store that is an authority of its own (a server with a clock) decides by its own
 /// time and says so in [`Answer::now`]. In-process stores answer with a ready future, which costs nothing to await.
 pub trait Store: Send + Sync {
@@ -84,14 +82,6 @@ impl std::error::Error for Unanswered {}
 pub trait InProcess: Store {
     /// The tables.
     fn memory(&self) -> &Memory;
-
-    /// Forgets one key, so that it is as new. Gives whether there was anything to forget.
-    ///
-    /// # Errors
-    /// [`Moved`] when its state is in another store by now.
-    fn forget(&self, policy: u16, key: Fingerprint) -> Result<bool, Moved> {
-        self.memory().forget(policy, key)
-    }
 
     /// The same store over other tables, for the next generation of policies. Those with a name are
     /// to be kept where the store keeps things; the others are counted in this process and nowhere else.

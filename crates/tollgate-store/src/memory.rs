@@ -4,11 +4,11 @@ use std::future::{Future, Ready, ready};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use tollgate_core::{Charge, Fingerprint, Outcome, Verdict};
+use tollgate_core::{Charge, Outcome, Verdict, Words};
 
 use crate::bucket::{Locked, Moved};
 use crate::table::{Kind, Place, Table, tag};
-use crate::{Answer, Demand, MAX_CHARGES, Store, Unanswered};
+use crate::{Answer, Demand, Intent, MAX_CHARGES, Store, Unanswered};
 
 /// Counts in this process. Charge [`policy`](Charge::policy) `n` is counted in table `n`.
 #[derive(Clone, Debug)]
@@ -58,29 +58,68 @@ impl Memory {
     /// # Errors
     /// [`Moved`], as for [`Memory::check`]; nothing is charged then.
     pub fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Moved> {
-        if let ([charge], 1) = (demand.charges(), demand.asked()) {
+        if let ([charge], Intent::Take { times: 1 }) = (demand.charges(), demand.intent()) {
             let outcome = self.check(charge, now)?;
             let mut answer = Answer::new(now, u64::from(outcome.verdict.is_admit()));
             answer.push(outcome);
             return Ok(answer);
         }
         let _locks = self.lock_all(demand)?;
-        let Some(seats) = self.seat(demand, now) else { return Ok(refuse_unknown(demand, now)) };
-        let verdicts: ArrayVec<Verdict, MAX_CHARGES> = seats.iter().map(|seat| seat.judge(now)).collect();
+        match demand.intent() {
+            Intent::Take { times } => Ok(self.take(demand, times, now)),
+            Intent::Owe => Ok(self.owe(demand, now)),
+            Intent::GiveBack { .. } | Intent::Forget => Ok(self.settle(demand, now)),
+        }
+    }
+
+    fn take(&self, demand: &Demand<'_>, times: u64, now: u64) -> Answer {
+        let Some(seats) = self.seat(demand, now) else { return refuse_unknown(demand, now) };
+        let mut verdicts: ArrayVec<Verdict, MAX_CHARGES> = seats.iter().map(|seat| seat.judge(now)).collect();
         let admitted = if verdicts.iter().all(Verdict::is_admit) {
-            seats.iter().fold(demand.asked(), |most, seat| seat.fit(now, most))
+            seats.iter().fold(times, |most, seat| seat.fit(now, most))
         } else {
             0
         };
         if admitted > 0 {
-            // A new key starts from the shared state as it was judged: before others of this demand charge that.
-            let fresh = |seat: &&Seat<'_>| matches!(seat.place.kind, Kind::Free(..));
-            seats.iter().filter(fresh).for_each(|seat| seat.apply(admitted, now));
-            seats.iter().filter(|seat| !fresh(seat)).for_each(|seat| seat.apply(admitted, now));
+            charge_all(&seats, |seat| seat.apply(admitted, now));
+        }
+        if admitted > 0 && admitted < times {
+            seats.iter().zip(&mut verdicts).for_each(|(seat, verdict)| *verdict = seat.again(now));
         }
         let mut answer = Answer::new(now, admitted);
         seats.iter().zip(verdicts).for_each(|(seat, verdict)| answer.push(seat.outcome(verdict, now)));
-        Ok(answer)
+        answer
+    }
+
+    fn owe(&self, demand: &Demand<'_>, now: u64) -> Answer {
+        let Some(seats) = self.seat(demand, now) else { return refuse_unknown(demand, now) };
+        charge_all(&seats, |seat| seat.owe(now));
+        let mut answer = Answer::new(now, 1);
+        let verdict = Verdict::Admit { wait: 0 };
+        seats.iter().for_each(|seat| answer.push(seat.outcome(verdict, now)));
+        answer
+    }
+
+    /// Gives back to, or forgets, the keys that have a state of their own. What keys share stays as it is, for it may be others'.
+    fn settle(&self, demand: &Demand<'_>, now: u64) -> Answer {
+        let mut answer = Answer::new(now, 0);
+        let mut known = 0;
+        for charge in demand.charges() {
+            let Some(table) = self.table(charge.policy) else { return refuse_unknown(demand, now) };
+            let pair = table.pair(charge.key);
+            let own = table.find(pair, tag(charge.key));
+            let seat = Seat { table, place: own.unwrap_or_else(|| table.nowhere(pair)), charge: *charge };
+            if own.is_some() {
+                known += 1;
+                match demand.intent() {
+                    Intent::GiveBack { charged } => seat.give_back(charged, now),
+                    _ => seat.forget(),
+                }
+            }
+            answer.push(seat.outcome(Verdict::Admit { wait: 0 }, now));
+        }
+        answer.admitted = if demand.intent() == Intent::Forget { known } else { 1 };
+        answer
     }
 
     /// A place for every charge of a demand whose buckets are locked, no two the same: first the keys that have one.
@@ -100,29 +139,6 @@ impl Memory {
             taken.push(seat.place);
         }
         Some(seats.into_iter().map(|(seat, _)| seat).collect())
-    }
-
-    /// Gives back what a charge took when it was admitted at `charged`: see [`Charge::refund`]. A key that is counted in a
-    /// state that it shares gets nothing back, for what is there may be others'.
-    ///
-    /// # Errors
-    /// [`Moved`], as for [`Memory::check`].
-    pub fn refund(&self, charge: &Charge<'_>, charged: u64, now: u64) -> Result<(), Moved> {
-        let Some(table) = self.table(charge.policy) else { return Ok(()) };
-        let pair = table.pair(charge.key);
-        let _locks = (table.lock(pair.0)?, table.lock(pair.1)?);
-        if let Some(Place { bucket, kind: Kind::Own(slot), .. }) = table.find(pair, tag(charge.key)) {
-            charge.refund(&mut bucket.state(slot), charged, now);
-        }
-        Ok(())
-    }
-
-    /// Forgets one key, so that it is as new. Gives whether there was anything to forget.
-    ///
-    /// # Errors
-    /// [`Moved`], as for [`Memory::check`].
-    pub fn forget(&self, policy: u16, key: Fingerprint) -> Result<bool, Moved> {
-        self.table(policy).map_or(Ok(false), |table| table.forget(key))
     }
 
     /// Locks every bucket that the demand may touch, in one order for everybody: by table, then by number. (Not by policy:
@@ -192,20 +208,53 @@ impl Seat<'_> {
 
     fn apply(&self, times: u64, now: u64) {
         let charge = Charge { cost: self.charge.cost.saturating_mul(times), ..self.charge };
-        if charge.cost == 0 {
+        self.write(charge.cost, |state| charge.apply(state, now));
+    }
+
+    fn owe(&self, now: u64) {
+        self.write(self.charge.cost, |state| self.charge.owe(state, now));
+    }
+
+    /// Writes into the state, which a new key is given first.
+    fn write(&self, cost: u64, write: impl FnOnce(&mut crate::bucket::State<'_>)) {
+        if cost == 0 {
             return;
         }
         self.table.count(self.place.kind);
         match self.place.kind {
-            Kind::Own(slot) => charge.apply(&mut self.place.bucket.state(slot), now),
+            Kind::Own(slot) => write(&mut self.place.bucket.state(slot)),
             Kind::Free(slot, _) => {
                 let mut state = self.place.bucket.state(slot);
                 state.copy_from(&self.fresh());
-                self.place.bucket.set_tag(slot, tag(charge.key));
-                charge.apply(&mut state, now);
+                self.place.bucket.set_tag(slot, tag(self.charge.key));
+                write(&mut state);
             }
-            Kind::Shared => charge.apply(&mut self.place.bucket.shared(), now),
+            Kind::Shared => write(&mut self.place.bucket.shared()),
             Kind::None(_) => {}
+        }
+    }
+
+    fn give_back(&self, charged: u64, now: u64) {
+        if let Kind::Own(slot) = self.place.kind {
+            self.charge.refund(&mut self.place.bucket.state(slot), charged, now);
+        }
+    }
+
+    fn forget(&self) {
+        if let Kind::Own(slot) = self.place.kind {
+            self.place.bucket.set_tag(slot, 0);
+            self.place.bucket.state(slot).set(0, 0);
+        }
+    }
+
+    /// The verdict on the same charge once more, after it was admitted as often as it fits.
+    fn again(&self, now: u64) -> Verdict {
+        match self.place.kind {
+            Kind::Own(slot) => self.charge.judge(&self.place.bucket.state(slot), now),
+            Kind::Free(slot, _) if self.place.bucket.tag(slot) == tag(self.charge.key) => {
+                self.charge.judge(&self.place.bucket.state(slot), now)
+            }
+            _ => self.judge(now),
         }
     }
 
@@ -223,6 +272,13 @@ impl Seat<'_> {
     fn fresh(&self) -> crate::bucket::State<'_> {
         self.table.fresh(self.table.pair(self.charge.key))
     }
+}
+
+/// Charges every seat. A new key starts from the shared state as it was judged: before others of this demand charge that.
+fn charge_all(seats: &[Seat<'_>], charge: impl Fn(&Seat<'_>)) {
+    let fresh = |seat: &&Seat<'_>| matches!(seat.place.kind, Kind::Free(..));
+    seats.iter().filter(fresh).for_each(&charge);
+    seats.iter().filter(|seat| !fresh(seat)).for_each(&charge);
 }
 
 /// The outcome when it can be read from the main bucket and changes nothing.

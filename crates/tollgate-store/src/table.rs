@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tollgate_core::{Fingerprint, Words};
+use tollgate_core::Fingerprint;
 
 use crate::bucket::{Bucket, LINE, Locked, Moved, SLOTS, State};
 
@@ -262,21 +262,6 @@ impl Table {
     /// The half of a key that a slot keeps: what [`Rules`](crate::Rules) are asked by.
     pub fn tag(key: Fingerprint) -> u64 {
         tag(key)
-    }
-
-    /// Forgets one key: it is as new. Gives whether it had a slot.
-    ///
-    /// # Errors
-    /// [`Moved`] when the states are in another table by now.
-    pub fn forget(&self, key: Fingerprint) -> Result<bool, Moved> {
-        let pair = self.pair(key);
-        let _locks = (self.lock(pair.0)?, self.lock(pair.1)?);
-        let place = self.find(pair, tag(key));
-        if let Some(Place { bucket, kind: Kind::Own(slot), .. }) = place {
-            bucket.set_tag(slot, 0);
-            bucket.state(slot).set(0, 0);
-        }
-        Ok(place.is_some())
     }
 
     pub(crate) fn lock(&self, number: usize) -> Result<Locked<'_>, Moved> {

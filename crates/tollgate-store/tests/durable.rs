@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tollgate_core::{Algorithm, Charge, Fingerprint, Quota, Rule, SECOND};
 use tollgate_store::durable::{Durability, Durable, Opened};
-use tollgate_store::{Demand, InProcess, Memory, Store, Table, WhenFull};
+use tollgate_store::{Demand, Intent, Memory, Store, Table, WhenFull};
 
 const START: u64 = 1_800_057_600 * SECOND;
 
@@ -123,7 +123,9 @@ fn forgotten_keys_and_unnamed_policies_leave_nothing_in_the_file_and_passed_rows
     let later = START + 10 * SECOND;
     ask(&store, &rule, 1_000, 1, later);
     ask(&store, &rule, 1_001, 1, later);
-    InProcess::forget(&store, 0, spread(1_001)).unwrap();
+    let charge = Charge { policy: 0, key: spread(1_001), rule: &rule, cost: 1 };
+    let forgotten = pollster::block_on(store.decide(&Demand::of(charge).to(Intent::Forget), later));
+    assert_eq!(forgotten.unwrap().admitted, 1);
     drop(store);
     let kept = Opened::open(&path, 7).unwrap().kept;
     assert_eq!(kept.len(), 1, "{kept:?}");

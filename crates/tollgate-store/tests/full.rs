@@ -2,7 +2,7 @@
 
 use tollgate_core::{Algorithm, Charge, Fingerprint, Quota, Rule, SECOND, Verdict};
 use tollgate_harness::Admissions;
-use tollgate_store::{Demand, Memory, Rules, Table, WhenFull};
+use tollgate_store::{Demand, Intent, Memory, Rules, Table, WhenFull};
 
 const START: u64 = 1_800_057_600 * SECOND;
 
@@ -214,7 +214,7 @@ fn a_changed_rule_applies_at_once_to_every_key_and_keeps_what_was_used() {
             (0..number % 6).for_each(|_| assert!(ask(&memory, &old, number, 1, START).is_admit()));
         }
         let copy = memory.table(0).unwrap().carry(new.words(), WhenFull::Share, &Change(old, new), START);
-        assert_eq!(memory.forget(0, key(1)), Err(tollgate_store::Moved));
+        assert_eq!(forget(&memory, &old, key(1)), Err(tollgate_store::Moved));
         let charge = Charge { policy: 0, key: key(1), rule: &old, cost: 1 };
         assert_eq!(
             memory.check(&charge, START),
@@ -229,13 +229,18 @@ fn a_changed_rule_applies_at_once_to_every_key_and_keeps_what_was_used() {
     }
 }
 
+fn forget(memory: &Memory, rule: &Rule, key: Fingerprint) -> Result<u64, tollgate_store::Moved> {
+    let demand = Demand::of(Charge { policy: 0, key, rule, cost: 1 }).to(Intent::Forget);
+    memory.decide(&demand, START).map(|answer| answer.admitted)
+}
+
 #[test]
 fn a_forgotten_key_is_new() {
     let rule = rule("5/1h", Algorithm::SlidingCounter);
     let memory = table(&rule, 10, WhenFull::Share);
-    assert_eq!(memory.forget(0, key(1)), Ok(false));
+    assert_eq!(forget(&memory, &rule, key(1)), Ok(0));
     assert!(ask(&memory, &rule, 1, 5, START).is_admit());
     assert!(!ask(&memory, &rule, 1, 1, START).is_admit());
-    assert_eq!(memory.forget(0, key(1)), Ok(true));
+    assert_eq!(forget(&memory, &rule, key(1)), Ok(1));
     assert!(ask(&memory, &rule, 1, 5, START).is_admit());
 }

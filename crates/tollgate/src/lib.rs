@@ -88,6 +88,6 @@ pub use tollgate_core::{
 #[cfg(feature = "sqlite")]
 pub use tollgate_store::durable::{Durability, Durable, JournalError};
 pub use tollgate_store::{
-    Answer, Demand, Events, InProcess, MAX_CHARGES, MAX_KEYS, Memory, Moved, Store, Table, Unanswered,
-    WhenFull,
+    Answer, Demand, Events, InProcess, Intent, MAX_CHARGES, MAX_KEYS, Memory, Moved, Store, Table,
+    Unanswered, WhenFull,
 };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use tollgate_core::{Charge, Quota, Rule};
-use tollgate_store::{Demand, InProcess, Memory, Rules, Store, Table, Unanswered, WhenFull};
+use tollgate_store::{Demand, InProcess, Intent, Memory, Rules, Store, Table, Unanswered, WhenFull};
 
 use crate::clock::Clock;
 use crate::config::Problems;
@@ -140,18 +140,6 @@ impl<S: InProcess> Limiter<S> {
         generation
     }
 
-    /// Forgets one subject of a policy, so that it is as new. `None` without such a policy, else whether it was known.
-    pub fn reset(&self, policy: &str, subject: &str) -> Option<bool> {
-        loop {
-            let active = self.active.load();
-            let ready = active.policies.named(policy)?;
-            if let Ok(known) = active.store.forget(ready.index, ready.key(subject.as_bytes()).0) {
-                return Some(known);
-            }
-            std::thread::yield_now();
-        }
-    }
-
     /// The table of each policy.
     pub fn tables(&self) -> Vec<(String, Arc<Table>)> {
         let active = self.active.load();
@@ -208,6 +196,23 @@ impl<S: Store> Limiter<S> {
             };
             watch(&active.store, &plan, now, &mut ruling).await;
             return ruling;
+        }
+    }
+
+    /// Forgets one subject of a policy, so that it is as new. `None` without such a policy, else whether it was known.
+    ///
+    /// # Errors
+    /// [`Unanswered::Unavailable`] when the count is out of reach.
+    pub async fn reset(&self, policy: &str, subject: &str) -> Result<Option<bool>, Unanswered> {
+        loop {
+            let active = self.active.load_full();
+            let Some(ready) = active.policies.named(policy) else { return Ok(None) };
+            let (key, rule) = ready.key(subject.as_bytes());
+            let charge = Charge { policy: ready.index, key, rule, cost: 0 };
+            match active.store.decide(&Demand::of(charge).to(Intent::Forget), self.clock.now()).await {
+                Err(Unanswered::Moved) => std::thread::yield_now(),
+                answer => return answer.map(|answer| Some(answer.admitted > 0)),
+            }
         }
     }
 
