@@ -52,6 +52,8 @@ pub enum Verdict {
         /// Nanoseconds until the first slot may be free.
         retry_after: u64,
     },
+    /// Nobody looked: another charge of the same demand had been refused already.
+    Unasked,
 }
 
 impl Verdict {
@@ -172,7 +174,7 @@ impl Charge<'_> {
         }
     }
 
-    /// Charges the state whatever it comes to: what was admitted elsewhere is owed here. A log holds no more than its limit.
+    /// Charges the state whatever it comes to: what was admitted elsewhere is owed here. A log keeps the newest.
     pub fn owe<W: Words + ?Sized>(&self, state: &mut W, now: u64) {
         if self.cost == 0 {
             return;
@@ -186,7 +188,7 @@ impl Charge<'_> {
             Shape::Counter => {
                 Counter::load(limit, window, self.phase(), state, now).owing(self.cost).save(state);
             }
-            Shape::Log => Log::load(limit, window.get(), state, now).entry(self.cost).write(state),
+            Shape::Log => Log::load(limit, window.get(), state, now).owing(self.cost).write(state),
         }
     }
 
@@ -207,6 +209,17 @@ impl Charge<'_> {
         let verdict = Verdict::Admit { wait: line.wait(cell, now) };
         let (remaining, reset_after) = line.standing(cell, now);
         Outcome { verdict, limit: outcome.limit, remaining, reset_after, cell }
+    }
+
+    /// The outcome of a charge that nobody looked at, for another of its demand was refused already.
+    pub fn unasked(&self) -> Outcome {
+        Outcome {
+            verdict: Verdict::Unasked,
+            limit: self.rule.capacity(),
+            remaining: 0,
+            reset_after: 0,
+            cell: 0,
+        }
     }
 
     /// A verdict together with the standing of the key at `now`.

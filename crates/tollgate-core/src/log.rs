@@ -48,6 +48,11 @@ impl<'a, W: Words + ?Sized> Log<'a, W> {
         self.state.get(place(self.first.saturating_add(index), self.state.len()))
     }
 
+    /// How many entries the ring has, in the window or not.
+    pub(crate) const fn length(&self) -> usize {
+        self.length
+    }
+
     /// Times still in the window, oldest first.
     pub(crate) fn live(&self) -> impl Iterator<Item = u64> + '_ {
         (self.spent..self.length).map(|index| self.time(index))
@@ -95,6 +100,17 @@ impl<'a, W: Words + ?Sized> Log<'a, W> {
         Entry { at: self.at, window: self.window, first, live, cost }
     }
 
+    /// The same for units that are owed: the oldest make room. With as many as the limit in the window the rest changes
+    /// nothing until they have left it.
+    pub(crate) fn owing(&self, cost: u64) -> Entry {
+        let ring = self.state.len().saturating_sub(HEAD);
+        let entry = self.entry(cost);
+        let cost = entry.cost.min(ring);
+        let gone = entry.live.saturating_add(cost).saturating_sub(ring);
+        let first = place(entry.first.saturating_add(gone), self.state.len()).saturating_sub(HEAD);
+        Entry { first, live: entry.live.saturating_sub(gone), cost, ..entry }
+    }
+
     /// Units left, and nanoseconds after `now` until all are back.
     pub(crate) fn standing(&self, now: u64) -> (u64, u64) {
         let reset = if self.used() == 0 { 0 } else { self.state.get(0).saturating_sub(now) };
@@ -135,7 +151,10 @@ pub(crate) fn refund(state: &mut (impl Words + ?Sized), window: u64, cost: u64, 
         let later = state.get(place(first.saturating_add(index).saturating_add(gone), words));
         state.set(place(first.saturating_add(index), words), later);
     }
-    set_place(state, first, length.saturating_sub(gone));
+    let left = length.saturating_sub(gone);
+    let newest = left.checked_sub(1).map(|last| state.get(place(first.saturating_add(last), words)));
+    state.set(0, newest.map_or(0, |time| time.saturating_add(window)));
+    set_place(state, first, left);
 }
 
 fn place(index: usize, words: usize) -> usize {

@@ -196,6 +196,45 @@ impl Rule {
         crate::log::fill(state, self.quota.window(), times);
     }
 
+    /// The times of the units in the state of a log, oldest first: what [`Rule::log_of`] writes.
+    pub fn log_times<'s, W: crate::Words + ?Sized>(&self, state: &'s W) -> impl Iterator<Item = u64> + 's {
+        let log = crate::log::Log::load(u64::MAX, self.quota.window(), state, 0);
+        (0..log.length()).map(move |index| log.time(index))
+    }
+
+    /// An n-th of this rule, so that n of it come to no more than the whole: the same windows with an n-th of the limit, or
+    /// the same burst and limit divided, each unit taking n times as long. `None` when that is less than one unit.
+    pub fn share(&self, n: u64) -> Option<Rule> {
+        let quota = &self.quota;
+        let part = |units: u64| units.checked_div(n).filter(|part| *part > 0);
+        let shared = match self.algorithm {
+            Algorithm::FixedWindow | Algorithm::SlidingCounter | Algorithm::SlidingLog => {
+                let limit = part(quota.limit())?;
+                crate::Quota::new(limit, quota.window(), limit, 0)
+            }
+            _ => {
+                let (burst, queue) = (part(quota.burst())?, quota.queue().checked_div(n)?);
+                let window = quota.window().checked_mul(n);
+                match window.filter(|window| *window <= crate::MAX_WINDOW) {
+                    Some(window) => crate::Quota::new(quota.limit(), window, burst, queue),
+                    None => crate::Quota::new(part(quota.limit())?, quota.window(), burst, queue),
+                }
+            }
+        };
+        let rule = Rule::new(shared.ok()?, self.algorithm).ok()?;
+        Some(rule.with_jittered_edges(self.jitter))
+    }
+
+    /// A rule that admits n times as much: the same windows, n times the units. `None` beyond what can be counted.
+    pub fn times(&self, n: u64) -> Option<Rule> {
+        let quota = &self.quota;
+        let many = |units: u64| units.checked_mul(n);
+        let (limit, burst) = (many(quota.limit())?, many(quota.burst())?);
+        let burst = if self.algorithm == Algorithm::LeakyMeter { quota.burst() } else { burst };
+        let wider = crate::Quota::new(limit, quota.window(), burst, many(quota.queue())?).ok()?;
+        Some(Rule::new(wider, self.algorithm).ok()?.with_jittered_edges(self.jitter))
+    }
+
     /// The promise: how much any interval may see.
     pub const fn bound(&self) -> Bound {
         Bound::of(self)

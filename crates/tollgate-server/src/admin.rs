@@ -14,9 +14,10 @@ use crate::body::{self, Body, full};
 use crate::check::{self, form_pairs};
 use crate::listen::{Handler, Peer};
 use crate::settings::shown;
+use crate::warm::{self, Warm};
 
 /// The largest body of an administrative request, in bytes.
-pub const MAX_ADMIN_BYTES: usize = 16 << 10;
+pub const MAX_ADMIN_BYTES: usize = 1 << 20;
 
 /// The admin listener.
 #[derive(Debug)]
@@ -51,9 +52,14 @@ impl Admin {
             (&Method::GET | &Method::HEAD, "/readyz") if self.app.is_stopping() => {
                 json_answer(StatusCode::SERVICE_UNAVAILABLE, &json!({ "status": "stopping" }))
             }
+            // A shared store that is out of reach is answered for by the policies' directions.
             (&Method::GET | &Method::HEAD, "/readyz") => json_answer(
                 StatusCode::OK,
-                &json!({ "status": "ready", "generation": self.app.limiter.policies().generation }),
+                &json!({
+                    "status": "ready",
+                    "generation": self.app.limiter.policies().generation,
+                    "store": self.app.limiter.stacks().map(|s| if s.strict.tally().is_open() { "unavailable" } else { "ok" }),
+                }),
             ),
             _ if !self.may(&request) => {
                 tracing::warn!(audit = "denied", path = request.uri().path(), by = %peer.address, "administration");
@@ -64,9 +70,10 @@ impl Admin {
             (&Method::GET, "/v1/policies") => json_answer(StatusCode::OK, &self.policies()),
             (&Method::GET, "/v1/standing") => self.standing(request.uri().query().unwrap_or_default()).await,
             (&Method::POST, "/v1/reset") => self.reset(request, peer).await,
+            (&Method::POST, "/v1/warm") => self.warm(request, peer).await,
             _ => problem(
                 StatusCode::NOT_FOUND,
-                "Expected GET /metrics, /healthz, /readyz, /v1/policies, /v1/standing, or POST /v1/reset.",
+                "Expected GET /metrics, /healthz, /readyz, /v1/policies, /v1/standing, or POST /v1/reset, /v1/warm.",
             ),
         }
     }
@@ -111,23 +118,45 @@ impl Admin {
         json_answer(StatusCode::OK, &body)
     }
 
-    async fn reset(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
+    /// The body of a request that changes something.
+    async fn command<T: serde::de::DeserializeOwned>(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<T, Response<Body>> {
         // A page of another site can send a form, but not this type without being asked first.
         let is_json = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| {
             kind.as_bytes().split(|b| *b == b';').next().unwrap_or_default().trim_ascii()
                 == b"application/json"
         });
         if !is_json {
-            return problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Expected Content-Type: application/json.");
+            let expected = "Expected Content-Type: application/json.";
+            return Err(problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, expected));
         }
         let pause = self.app.settings.limits.body_timeout;
-        let body = match body::read(request.into_body(), MAX_ADMIN_BYTES, pause).await {
-            Ok(body) => body,
-            Err(cut) => return problem(cut.status(), &format!("{cut} At most {MAX_ADMIN_BYTES} bytes.")),
+        let body = body::read(request.into_body(), MAX_ADMIN_BYTES, pause).await;
+        let body =
+            body.map_err(|cut| problem(cut.status(), &format!("{cut} At most {MAX_ADMIN_BYTES} bytes.")))?;
+        serde_json::from_slice(&body).map_err(|error| problem(StatusCode::BAD_REQUEST, &error.to_string()))
+    }
+
+    async fn warm(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
+        let wanted: Vec<Warm> = match self.command(request).await {
+            Ok(wanted) => wanted,
+            Err(answer) => return answer,
         };
-        let reset: Reset = match serde_json::from_slice(&body) {
+        if wanted.iter().map(|warm| warm.subjects.len()).sum::<usize>() > warm::MAX_SUBJECTS {
+            let most = format!("At most {} subjects.", warm::MAX_SUBJECTS);
+            return problem(StatusCode::BAD_REQUEST, &most);
+        }
+        let warmed = warm::warm(&self.app, &wanted).await;
+        tracing::info!(audit = "warm", warm = warmed.warm, failed = warmed.failed, by = %peer.address, "administration");
+        json_answer(StatusCode::OK, &json!({ "warm": warmed.warm, "failed": warmed.failed }))
+    }
+
+    async fn reset(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
+        let reset: Reset = match self.command(request).await {
             Ok(reset) => reset,
-            Err(error) => return problem(StatusCode::BAD_REQUEST, &error.to_string()),
+            Err(answer) => return answer,
         };
         let policies = self.app.limiter.policies();
         let Some(ready) = policies.named(&reset.policy) else {

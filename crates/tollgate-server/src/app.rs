@@ -72,7 +72,7 @@ impl App {
     ) -> Result<Self, Failure> {
         let metrics = Metrics::new().map_err(|error| Failure::Impossible(format!("metrics: {error}")))?;
         let record = Record::new(settings.log);
-        let limiter = Backend::limiter(&settings.store, settings.durability, set, salt)?;
+        let limiter = Backend::limiter(&settings.store, set, salt)?;
         metrics.generation.set(1);
         Ok(App { limiter, settings, file, metrics, record, stopping: AtomicBool::new(false) })
     }

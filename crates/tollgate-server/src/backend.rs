@@ -1,45 +1,16 @@
-//! Where this server counts: one of the stores, chosen by its URL.
+//! Where this server counts: in its process, and perhaps in a store that instances share, chosen by its URL.
 
-use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
+use tollgate::redis::{Address, Options, Redis};
 use tollgate::{
-    Answer, Clock, Demand, Durability, Durable, InProcess, Limiter, Memory, Placement, PolicySet, Salt,
-    Store, Unanswered,
+    Answer, Clock, Demand, Durable, InProcess, Limiter, Memory, PolicySet, Remote, Salt, Stacks, Store,
+    Tally, Unanswered,
 };
 
 use crate::Failure;
-
-/// A store's URL.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum StoreUrl {
-    /// `memory:`.
-    #[default]
-    Memory,
-    /// `sqlite:PATH`.
-    Sqlite(PathBuf),
-}
-
-impl StoreUrl {
-    /// Reads a URL.
-    ///
-    /// # Errors
-    /// A message when it is none of a store that there is.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        match text.split_once(':') {
-            Some(("memory", "")) => Ok(StoreUrl::Memory),
-            Some(("sqlite", path)) if !path.is_empty() => Ok(StoreUrl::Sqlite(PathBuf::from(path))),
-            _ => Err(format!("`{text}` is no store of this version; expected memory: or sqlite:PATH")),
-        }
-    }
-
-    /// The placement of policies that name none.
-    pub const fn placement(&self) -> Placement {
-        match self {
-            StoreUrl::Memory => Placement::Local,
-            StoreUrl::Sqlite(_) => Placement::Durable,
-        }
-    }
-}
+use crate::store::{StoreSettings, StoreUrl};
 
 /// One of the stores.
 #[derive(Clone, Debug)]
@@ -51,23 +22,23 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// A limiter over the store of this URL.
+    /// A limiter over the store of these settings. One on a server is not connected to yet: it may be down.
     ///
     /// # Errors
-    /// [`Failure`] when its file cannot be opened.
+    /// [`Failure`] when a file cannot be opened.
     pub fn limiter(
-        url: &StoreUrl,
-        durability: Durability,
+        settings: &StoreSettings,
         set: PolicySet,
         salt: Salt,
     ) -> Result<Limiter<Backend>, Failure> {
-        let path = match url {
-            StoreUrl::Memory => {
-                return Ok(Limiter::with_store(set, salt, Clock::system(), |_, memory| {
-                    Backend::Memory(memory)
-                }));
-            }
+        let durability = settings.durability;
+        let path = match &settings.url {
             StoreUrl::Sqlite(path) => path,
+            StoreUrl::Memory => return Ok(in_process(set, salt)),
+            StoreUrl::Redis(url) => {
+                let stacks = on_redis(url, settings, &salt)?;
+                return Ok(in_process(set, salt).store(stacks));
+            }
         };
         let opened = Limiter::open(set, salt, path, durability);
         let (limiter, restored) =
@@ -80,6 +51,59 @@ impl Backend {
             );
         }
         Ok(limiter.map_store(Backend::Durable))
+    }
+}
+
+fn in_process(set: PolicySet, salt: Salt) -> Limiter<Backend> {
+    Limiter::with_store(set, salt, Clock::system(), |_, memory| Backend::Memory(memory))
+}
+
+fn on_redis(url: &str, settings: &StoreSettings, salt: &Salt) -> Result<Stacks, Failure> {
+    let mut address = Address::parse(url).map_err(|error| Failure::Wrong(format!("store.url: {error}")))?;
+    if let Some(path) = &settings.ca {
+        address = address.with_authority(std::fs::read(path).map_err(|error| Failure::file(path, &error))?);
+    }
+    let options = Options {
+        prefix: settings.prefix.clone(),
+        clock_slack: settings.clock_slack,
+        wait_replicas: settings.wait_replicas,
+        deadline: settings.around.deadline,
+        salt: Some(salt.check()),
+    };
+    let around = tollgate::Around { singly: settings.url.spreads_keys(), ..settings.around.clone() };
+    let tally = Arc::new(Tally::default());
+    let remote = Remote::new(Redis::new(address, options), Arc::clone(&tally));
+    Ok(Stacks::around(remote, tally, &around))
+}
+
+/// How often it is looked whether the shared store is given up or found again.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Looks between two lines about trouble that did not make it given up.
+const SAY_EVERY: u32 = 50;
+
+/// Logs when the shared store is out of reach, why, and when it is back.
+pub async fn watch(tally: Arc<Tally>) {
+    let (mut was_open, mut quiet) = (false, SAY_EVERY);
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        quiet = quiet.saturating_add(1);
+        let open = tally.is_open();
+        let changed = std::mem::replace(&mut was_open, open) != open;
+        let trouble = if changed || quiet >= SAY_EVERY { tally.take_trouble() } else { None };
+        match (changed, open, trouble) {
+            (true, true, trouble) => {
+                let trouble = trouble.unwrap_or_default();
+                tracing::error!(
+                    trouble,
+                    "the shared store is out of reach: policies answer by their direction"
+                );
+            }
+            (true, false, _) => tracing::info!("the shared store is back"),
+            (false, _, Some(trouble)) => tracing::warn!(trouble, "the shared store"),
+            _ => continue,
+        }
+        quiet = 0;
     }
 }
 

@@ -1,14 +1,18 @@
 //! `tollgate check` and `tollgate explain`: what a file says, in sentences.
 
+mod placed;
+
 use std::path::Path;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::{
-    Algorithm, Clock, Cost, Direction, Limiter, Placement, Policy, PolicySet, Rule, Ruling, SECOND, Salt,
-    Subject, Table, WhenFull, show_duration,
+    Algorithm, Clock, Cost, Limiter, Policy, PolicySet, Rule, Ruling, SECOND, Salt, Subject, show_duration,
 };
 
+pub use placed::overshoot;
+
 use crate::cli::ExplainArgs;
+use crate::store::StoreSettings;
 use crate::{Failure, settings};
 
 /// `tollgate check FILE`.
@@ -30,7 +34,7 @@ pub fn run(arguments: &ExplainArgs) -> Result<(), Failure> {
     let (settings, set) = read(&arguments.file)?;
     if arguments.request.is_empty() {
         for policy in &set.policies {
-            println!("{}", explain(policy));
+            println!("{}", explain(policy, &settings.store));
         }
         let enforced = set.policies.iter().filter(|policy| !policy.shadow).count();
         if enforced > 1 {
@@ -65,27 +69,14 @@ pub fn headline(policy: &Policy) -> String {
 }
 
 /// A policy in full.
-pub fn explain(policy: &Policy) -> String {
+pub fn explain(policy: &Policy, store: &StoreSettings) -> String {
     let rule = &policy.rule;
     let mut text = format!("{}\n", headline(policy));
     let mut line = |name: &str, value: String| text += &format!("  {name:<12} {value}\n");
     line("matches", matches(policy));
     line("subject", format!("{}; without one: {}", subjects(policy), policy.missing));
     line("at once", at_once(rule));
-    let outlives = match policy.placement {
-        Placement::Local => "a restart begins anew",
-        Placement::Durable => {
-            "a crash or restart forgets nothing that was answered (with durability = \"relaxed\": but the last moment)"
-        }
-    };
-    line(
-        "promise",
-        format!(
-            "{}, for each subject, in each instance: N instances admit up to N times this. Threads, bursts, reloads and \
-             refunds do not change it; the clock is the process's own and steps in neither direction; {outlives}",
-            rule.bound()
-        ),
-    );
+    line("promise", placed::promise(policy, store));
     for (length, name) in [(SECOND, "1s"), (60 * SECOND, "1m"), (3_600 * SECOND, "1h")] {
         line("", format!("in any {name}: at most {}", rule.bound().at(length)));
     }
@@ -98,19 +89,9 @@ pub fn explain(policy: &Policy) -> String {
         );
     }
     line("cost", cost(&policy.cost));
-    let check = match policy.placement {
-        Placement::Local => "a table in this process, no I/O; a refusal writes nothing",
-        Placement::Durable => {
-            "a table in this process, and one commit that all who wait share; a refusal waits for nothing"
-        }
-    };
-    line("check", format!("{}: {check}", policy.placement));
-    let bytes = Table::bytes_for(policy.keys, policy.words());
-    line(
-        "memory",
-        format!("{} keys in {} KiB, fixed; {}", policy.keys, bytes.div_ceil(1024), full(policy.when_full)),
-    );
-    line("unavailable", unavailable(policy));
+    line("check", format!("{}: {}", policy.placement, placed::check(policy, store)));
+    line("memory", placed::memory(policy, store));
+    line("unavailable", placed::unavailable(policy, store));
     for (name, list) in [("allow", &policy.allow), ("deny", &policy.deny)] {
         if !list.is_empty() {
             let networks = list.networks.iter().map(ToString::to_string);
@@ -174,31 +155,6 @@ fn cost(cost: &Cost) -> String {
     }
 }
 
-fn full(when_full: WhenFull) -> &'static str {
-    match when_full {
-        WhenFull::Evict => {
-            "a new key that finds no place makes the key that gives back least forgotten, which loosens that key's limit"
-        }
-        WhenFull::Share => {
-            "new keys that find no place share a count: never over the bound, perhaps under it"
-        }
-        WhenFull::Refuse => "new keys that find no place are refused (503) until one is free",
-    }
-}
-
-fn unavailable(policy: &Policy) -> String {
-    let direction = match policy.on_unavailable {
-        Direction::Refuse => "503 with Retry-After",
-        Direction::Admit => "admitted",
-        Direction::Local => "counted in this process meanwhile",
-    };
-    let when = match policy.placement {
-        Placement::Local => "a count in this process is never out of reach",
-        Placement::Durable => "when the file cannot be written, as on a full disk",
-    };
-    format!("{} ({direction}); {when}", policy.on_unavailable)
-}
-
 fn plural(count: usize, one: &'static str, many: &'static str) -> &'static str {
     if count == 1 { one } else { many }
 }
@@ -251,7 +207,7 @@ impl Described {
             size: None,
         };
         let clock = Clock::manual(Clock::system().now());
-        let limiter = Limiter::new(set, Salt::random(), clock);
+        let limiter = Limiter::new(set.counted_here(), Salt::random(), clock);
         let mut text = format!("{} {}{} from {}\n", self.method, self.host, self.path, self.address);
         let policies = limiter.policies();
         let met = policies.explain(&request);

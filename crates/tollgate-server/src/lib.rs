@@ -22,7 +22,9 @@ pub mod replay;
 pub mod salt;
 pub mod serve;
 pub mod settings;
+pub mod store;
 pub mod upstream;
+pub mod warm;
 
 use std::process::ExitCode;
 

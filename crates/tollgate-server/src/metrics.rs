@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use prometheus::{
     Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
-use tollgate::{Events, Limiter, Ruling, SECOND};
+use tollgate::{Event, Events, Limiter, Ruling, SECOND};
 
 use crate::backend::Backend;
 
@@ -18,6 +18,8 @@ pub struct Metrics {
     fallback: IntCounterVec,
     store_seconds: Histogram,
     table_events: IntCounterVec,
+    store_events: IntCounterVec,
+    store_open: IntGauge,
     /// Answers, by door and status.
     pub responses: IntCounterVec,
     /// How long origins took to begin their answers.
@@ -77,6 +79,15 @@ impl Metrics {
                 "New keys that met a full bucket, by what happened: evicted, shared, refused",
                 &["event"],
             )?,
+            store_events: vec(
+                "tollgate_store_events_total",
+                "What was asked of the shared store and what was not: asked, failed, remembered, together, leased, broken",
+                &["event"],
+            )?,
+            store_open: gauge(
+                "tollgate_store_open",
+                "1 while the shared store is given up and policies answer by their direction",
+            )?,
             responses: vec("tollgate_responses_total", "Answers by door and status", &["door", "status"])?,
             upstream_seconds: histogram(
                 "tollgate_upstream_seconds",
@@ -117,6 +128,14 @@ impl Metrics {
     /// The text that Prometheus scrapes.
     pub fn text(&self, limiter: &Limiter<Backend>) -> String {
         self.count_tables(limiter);
+        if let Some(stacks) = limiter.stacks() {
+            let tally = stacks.strict.tally();
+            self.store_open.set(i64::from(tally.is_open()));
+            for event in Event::ALL {
+                let counter = self.store_events.with_label_values(&[event.name()]);
+                counter.inc_by(tally.count(event).saturating_sub(counter.get()));
+            }
+        }
         let mut text = Vec::new();
         if TextEncoder::new().encode(&self.registry.gather(), &mut text).is_err() {
             return String::new();

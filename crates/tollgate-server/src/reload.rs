@@ -41,7 +41,7 @@ pub fn reload(app: &App, path: &Path) {
     let name = path.display().to_string();
     let read = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"));
     let read = read.and_then(|text| {
-        settings::read(&name, &text, Some(&app.settings.store)).map_err(|problems| problems.to_string())
+        settings::read(&name, &text, Some(&app.settings.store.url)).map_err(|problems| problems.to_string())
     });
     match read {
         Ok((_, set)) => {

@@ -19,7 +19,7 @@ use crate::check::Api;
 use crate::cli::ServeArgs;
 use crate::gateway::Gateway;
 use crate::listen::{self, Wire};
-use crate::{explain, reload, salt, settings};
+use crate::{backend, explain, reload, salt, settings, warm};
 
 /// Runs the server until it is told to stop (SIGTERM, SIGINT).
 ///
@@ -63,9 +63,15 @@ async fn serve(app: Arc<App>, salt_from: &str) -> Result<(), Failure> {
     let (stop_admin, admin_stopped) = watch::channel(false);
     let admin =
         tokio::spawn(listen::serve(listener, Wire::default(), Arc::clone(&app), admin, admin_stopped));
+    lines.push(format!("store    {}", app.settings.store.url));
     lines.push(format!("salt     {salt_from}"));
     eprint!("{}", start_message(&app, &lines));
     let watching = tokio::spawn(reload::watch(Arc::clone(&app)));
+    if let Some(stacks) = app.limiter.stacks() {
+        tokio::spawn(backend::watch(stacks.strict.tally_of()));
+        let app = Arc::clone(&app);
+        tokio::spawn(async move { warm::warm(&app, &[]).await });
+    }
     told_to_stop().await;
     tracing::info!("stopping: requests under way may end, new ones are not taken; once more to end at once");
     app.stop();

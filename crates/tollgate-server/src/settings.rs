@@ -9,11 +9,11 @@ use ipnet::IpNet;
 use tollgate::client::Trust;
 use tollgate::config::{Document, Section};
 use tollgate::contract::Contract;
-use tollgate::{Durability, Fingerprint, Policy, PolicySet, Problems, Quota, Rule};
+use tollgate::{Fingerprint, Policy, PolicySet, Problems, Quota, Rule};
 
 use crate::Failure;
-use crate::backend::StoreUrl;
 use crate::cli::ServeArgs;
+use crate::store::{StoreSettings, StoreUrl};
 
 /// The quota of a server without a file.
 pub const DEFAULT_LIMIT: &str = "100/1m burst 100";
@@ -33,9 +33,7 @@ pub struct Settings {
     /// What administration asks for.
     pub admin_token: Option<String>,
     /// Where the counts are.
-    pub store: StoreUrl,
-    /// When the durable store's answers leave.
-    pub durability: Durability,
+    pub store: StoreSettings,
     /// The origins.
     pub upstream: Vec<Uri>,
     /// The certificates that https origins are verified by, instead of the web's.
@@ -113,8 +111,7 @@ impl Default for Settings {
             api: local(8081),
             admin: local(9090),
             admin_token: None,
-            store: StoreUrl::default(),
-            durability: Durability::default(),
+            store: StoreSettings::default(),
             upstream: Vec::new(),
             upstream_ca: None,
             upstream_http2: false,
@@ -142,17 +139,10 @@ pub fn read(name: &str, text: &str, store: Option<&StoreUrl>) -> Result<(Setting
     if let Some(server) = root.section("server") {
         read_server(&server, &mut settings);
     }
-    if let Some(section) = root.section("store") {
-        settings.store = section.parse("url", StoreUrl::parse).unwrap_or_default();
-        settings.durability = section.parse("durability", durability).unwrap_or_default();
-        section.duration("deadline");
-        section.finish();
+    match root.section("store") {
+        Some(section) => settings.store = StoreSettings::read(&section, store),
+        None => settings.store.url = store.cloned().unwrap_or_default(),
     }
-    if let StoreUrl::Sqlite(path) = &settings.store {
-        let path = path.to_str().unwrap_or_default();
-        settings.store = StoreUrl::Sqlite(document.beside(path));
-    }
-    settings.store = store.cloned().unwrap_or(settings.store);
     if let Some(log) = root.section("log") {
         settings.log.decisions = log.boolean("decisions").unwrap_or(true);
         settings.log.admit_sample = log.integer("admit_sample", 1..=1_000_000).unwrap_or(1);
@@ -163,7 +153,7 @@ pub fn read(name: &str, text: &str, store: Option<&StoreUrl>) -> Result<(Setting
     }
     // Without a place of its own the salt is kept beside the file.
     settings.salt_file = settings.salt_file.or_else(|| Some(PathBuf::from(format!("{name}.salt"))));
-    let set = PolicySet::read(&root, settings.store.placement());
+    let set = PolicySet::read(&root, &settings.store.url.host(settings.store.instances));
     root.finish();
     document.finish().map(|()| (settings, set))
 }
@@ -266,14 +256,6 @@ fn parse_upstream(text: &str) -> Result<Uri, String> {
     if scheme && bare && uri.authority().is_some() { Ok(uri) } else { Err(wrong()) }
 }
 
-fn durability(text: &str) -> Result<Durability, &'static str> {
-    match text {
-        "commit" => Ok(Durability::Commit),
-        "relaxed" => Ok(Durability::Relaxed),
-        _ => Err("expected commit (an answer waits until it is on disk) or relaxed"),
-    }
-}
-
 /// The settings and policies of a command line: its file, or the default policy, under its flags.
 ///
 /// # Errors
@@ -292,8 +274,15 @@ pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
             // A file of counts needs the salt that it was written under.
             let salt_file = match &store {
                 StoreUrl::Sqlite(path) => Some(PathBuf::from(format!("{}.salt", path.display()))),
-                StoreUrl::Memory => None,
+                _ => None,
             };
+            if store.is_shared() && arguments.salt.is_none() {
+                return Err(Failure::Wrong(
+                    "a store that instances share needs the salt that they share: set TOLLGATE_SALT"
+                        .to_owned(),
+                ));
+            }
+            let store = StoreSettings { url: store, ..StoreSettings::default() };
             (Settings { store, salt_file, ..Settings::default() }, set)
         }
     };

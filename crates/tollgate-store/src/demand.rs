@@ -112,6 +112,8 @@ impl std::error::Error for TooManyCharges {}
 pub struct Answer {
     /// The time that was decided at, in nanoseconds since the Unix epoch.
     pub now: u64,
+    /// When what was charged was charged, which is not later: what a refund says ([`Intent::GiveBack`]).
+    pub charged: u64,
     /// How many times the demand was admitted and charged: 0 or 1, unless more was asked for.
     pub admitted: u64,
     outcomes: ArrayVec<Outcome, MAX_CHARGES>,
@@ -120,7 +122,14 @@ pub struct Answer {
 impl Answer {
     /// An answer at `now` that admits `admitted` times, with no outcome yet.
     pub const fn new(now: u64, admitted: u64) -> Self {
-        Answer { now, admitted, outcomes: ArrayVec::new_const() }
+        Answer { now, charged: now, admitted, outcomes: ArrayVec::new_const() }
+    }
+
+    /// The same, charged at another time.
+    #[must_use]
+    pub fn charged_at(mut self, charged: u64) -> Self {
+        self.charged = charged;
+        self
     }
 
     /// Adds the outcome of the next charge. Beyond [`MAX_CHARGES`] it is dropped, which no demand can reach.

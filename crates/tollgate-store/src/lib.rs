@@ -17,6 +17,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "redis")]
+mod address;
+#[cfg(feature = "shared")]
+pub mod around;
 mod bucket;
 mod carry;
 mod demand;
@@ -27,13 +31,21 @@ mod journal;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "shared")]
+mod remote;
+mod shared;
 mod table;
+mod tally;
 
 pub use bucket::Moved;
 pub use carry::Rules;
 pub use demand::{Answer, Demand, Intent, MAX_CHARGES, TooManyCharges};
 pub use memory::Memory;
+#[cfg(feature = "shared")]
+pub use remote::Remote;
+pub use shared::Shared;
 pub use table::{Events, MAX_KEYS, Table, WhenFull};
+pub use tally::{Event, Tally};
 
 use std::fmt;
 use std::future::Future;

@@ -1,13 +1,20 @@
 -- Decides a demand, all or nothing, in one step and one round trip.
 --
--- KEYS: one a charge. ARGV: times, time ("" for this server's, else seconds and nanoseconds), slack in milliseconds, and then
--- ten a charge: shape, increment, capacity, window, phase, limit, cost. Every time is a pair of seconds and nanoseconds, for
--- numbers here are doubles and nanoseconds since 1970 do not fit one: no number below is ever above 2^53.
+-- KEYS: one a charge. ARGV: times, "owe" to charge whatever it comes to, time ("" for this server's, else seconds and
+-- nanoseconds), slack in milliseconds; then twelve a charge: rule, shape, increment, capacity, window, phase (each a pair), limit,
+-- cost; then none, or three a charge: the rule and the numbers that must be there, and the numbers that take their place.
+-- Every time is a pair of seconds and nanoseconds, for numbers here are doubles and nanoseconds since 1970 do not fit one: no
+-- number below is ever above 2^53.
 --
--- Answers: times admitted, seconds, nanoseconds, and for each key its state before, as text. What that state means for the
--- caller is worked out from it by the same code as in any other store; here is only what must happen where the count is.
+-- A state is kept with the rule that it was written under: a string `rule|numbers`, or for a log a list of the rule and the times.
+-- When a state is not as expected (of the charge's rule, or as must be there) nothing is done.
+--
+-- Answers: whether it was done, times admitted, seconds, nanoseconds, and for each key the rule ("" for the charge's own) and the
+-- numbers that were there. What they mean for the caller is worked out by the same code as in any other store; here is
+-- only what must happen where the count is.
 
 local G = 1000000000
+local SPAN = { 1152921504, 606846976 } -- 2^60 nanoseconds
 
 local function num(at) return tonumber(ARGV[at]) end
 local function pair(at) return { num(at), num(at + 1) } end
@@ -47,13 +54,13 @@ local function divide(a, b)
 end
 
 local now
-if ARGV[2] == "" then
+if ARGV[3] == "" then
     local t = redis.call("TIME")
     now = { tonumber(t[1]), tonumber(t[2]) * 1000 }
 else
-    now = { num(2), num(3) }
+    now = { num(3), num(4) }
 end
-local slack = num(4)
+local slack = num(5)
 
 -- How long a state is kept after it has lost its meaning, for clocks that step back.
 local function expire(ends)
@@ -64,14 +71,42 @@ end
 
 local function words(text)
     local found = {}
-    for word in string.gmatch(text or "", "%S+") do found[#found + 1] = tonumber(word) end
+    for word in string.gmatch(text, "%S+") do found[#found + 1] = tonumber(word) end
     return found
 end
 
--- How many charges of a cell fit; the rest is what a charge writes.
+-- The rule and the numbers of a key, as texts; a log's times also one by one.
+local function read_text(key)
+    local text = redis.pcall("GET", key)
+    if type(text) == "table" then return nil end
+    if not text then return "", "" end
+    local bar = string.find(text, "|", 1, true) or 0
+    return string.sub(text, 1, bar - 1), string.sub(text, bar + 1)
+end
+local function read_list(key)
+    local list = redis.pcall("LRANGE", key, 0, -1)
+    if list.err then return nil end
+    return list[1] or "", table.concat(list, " ", 2), list
+end
+local function read(key, shape)
+    if shape == "log" then
+        local rule, text, list = read_list(key)
+        if rule then return rule, text, list end
+        return read_text(key)
+    end
+    local rule, text = read_text(key)
+    if rule then return rule, text end
+    return read_list(key)
+end
+
+local function put(key, c, text, ends)
+    redis.call("SET", key, c.rule .. "|" .. text, "PX", expire(ends))
+end
+
+-- Each shape: how many charges fit, and what a number of charges writes.
+
 local function cell(key, c)
-    local text = redis.call("GET", key)
-    local held = words(text)
+    local held = words(c.text)
     local at = { held[1] or 0, held[2] or 0 }
     local anchor = now
     if not zero(c.window) then
@@ -79,22 +114,25 @@ local function cell(key, c)
         anchor = add(sub(now, into), c.window)
     end
     local base = later(at, anchor)
+    c.write = function(n)
+        local to = at
+        if n > 0 then
+            to = add(base, times(c.increment, n))
+            -- What is owed goes no further than a window's end, or the longest span that there is.
+            local most = add(anchor, zero(c.window) and SPAN or c.capacity)
+            if less(most, to) then to = later(most, at) end
+        end
+        put(key, c, string.format("%.0f %.0f", to[1], to[2]), to)
+    end
     local room = sub(add(anchor, c.capacity), base)
-    c.before = text or ""
     if c.cost == 0 then return c.most end
     if room[1] < 0 then return 0 end
-    local fit = divide(room, c.increment)
-    c.write = function(n)
-        local to = add(base, times(c.increment, n))
-        redis.call("SET", key, string.format("%.0f %.0f", to[1], to[2]), "PX", expire(to))
-    end
-    return fit
+    return (divide(room, c.increment))
 end
 
--- How many charges of a counter fit: limit - current - previous * left / window, rounded up.
+-- A counter: limit - current - previous * left / window, rounded up.
 local function counter(key, c)
-    local text = redis.call("GET", key)
-    local held = words(text)
+    local held = words(c.text)
     local _, into = divide(sub(now, c.phase), c.window)
     local start = sub(now, into)
     local previous, current = 0, 0
@@ -106,61 +144,94 @@ local function counter(key, c)
             previous, current = held[4], 0
         end
     end
-    c.before = text or ""
+    c.write = function(n)
+        local ends = add(start, add(c.window, c.window))
+        put(key, c, string.format("%.0f %.0f %.0f %.0f", ends[1], ends[2], previous, current + n * c.cost), ends)
+    end
     if c.cost == 0 then return c.most end
     local left = sub(c.window, sub(later(now, start), start))
     local whole, rest = divide(times(left, previous), c.window)
     if not zero(rest) then whole = whole + 1 end
-    local room = c.limit - current - whole
-    if room < 0 then return 0 end
-    c.write = function(n)
-        local ends = add(start, add(c.window, c.window))
-        local state = string.format("%.0f %.0f %.0f %.0f", ends[1], ends[2], previous, current + n * c.cost)
-        redis.call("SET", key, state, "PX", expire(ends))
-    end
-    return math.floor(room / c.cost)
+    return math.floor(math.max(0, c.limit - current - whole) / c.cost)
 end
 
--- How many charges of a log fit. A list of the times of units, oldest first.
+-- A log: a list of the rule and the times of units, oldest first.
 local function log(key, c)
-    local held = redis.call("LRANGE", key, 0, -1)
-    local at, spent = now, 0
-    if #held > 0 then
-        local newest = words(held[#held])
-        at = later(now, newest)
-        for index = 1, #held do
+    local held, at, spent = c.list, now, 1
+    if #held > 1 then
+        at = later(now, words(held[#held]))
+        for index = 2, #held do
             if less(at, add(words(held[index]), c.window)) then break end
             spent = index
         end
     end
-    c.before = table.concat(held, " ", spent + 1)
-    if c.cost == 0 then return c.most end
-    local room = c.limit - (#held - spent)
-    if room < 0 then return 0 end
+    c.text = table.concat(held, " ", spent + 1)
     c.write = function(n)
-        if spent > 0 then redis.call("LTRIM", key, spent, -1) end
-        local text = string.format("%.0f %.0f", at[1], at[2])
-        for _ = 1, n * c.cost do redis.call("RPUSH", key, text) end
-        redis.call("PEXPIRE", key, expire(add(at, c.window)))
+        local text, newest = string.format("%.0f %.0f", at[1], at[2]), at
+        if n == 0 and #held > 1 then newest = words(held[#held]) end
+        -- What is owed beyond the limit takes the place of the oldest.
+        local more = math.min(n * c.cost, c.limit)
+        local gone = math.min(#held, spent + math.max(0, #held - spent + more - c.limit))
+        if gone > 1 then redis.call("LTRIM", key, gone, -1) end
+        if gone > 1 or #held < 2 then redis.call("LPUSH", key, c.rule) end
+        for _ = 1, more do redis.call("RPUSH", key, text) end
+        redis.call("PEXPIRE", key, expire(add(newest, c.window)))
     end
-    return math.floor(room / c.cost)
+    if c.cost == 0 then return c.most end
+    return math.floor(math.max(0, c.limit - (#held - spent)) / c.cost)
 end
 
-local shapes = { cell = cell, counter = counter, log = log }
-local admitted = num(1)
-local charges = {}
+-- Puts other numbers in a key's place: the decision goes on from there.
+local function swap(key, c, text)
+    redis.call("DEL", key)
+    c.text, c.list, c.swapped = text, { c.rule }, text ~= ""
+    if c.shape ~= "log" then return end
+    for time in string.gmatch(text, "%S+ %S+") do c.list[#c.list + 1] = time end
+    if #c.list > 1 then
+        -- In pieces: a call takes some thousands of arguments.
+        for from = 1, #c.list, 1000 do redis.call("RPUSH", key, unpack(c.list, from, math.min(from + 999, #c.list))) end
+    end
+end
+
+local charges, done = {}, true
 for index, key in ipairs(KEYS) do
-    local at = 5 + (index - 1) * 11
+    local at = 6 + (index - 1) * 12
     local c = {
-        increment = pair(at + 1), capacity = pair(at + 3), window = pair(at + 5), phase = pair(at + 7),
-        limit = num(at + 9), cost = num(at + 10), most = admitted,
+        rule = ARGV[at], shape = ARGV[at + 1], increment = pair(at + 2), capacity = pair(at + 4), window = pair(at + 6),
+        phase = pair(at + 8), limit = num(at + 10), cost = num(at + 11), most = num(1),
     }
-    admitted = math.min(admitted, shapes[ARGV[at]](key, c))
+    local other
+    other, c.text, c.list = read(key, c.shape)
+    c.other = (other == c.rule or c.text == "") and "" or other
+    c.list = c.list or { c.rule }
+    local expected = 6 + #KEYS * 12 + (index - 1) * 3
+    if ARGV[expected] then
+        done = done and ARGV[expected] == c.other and ARGV[expected + 1] == c.text
+        c.put = ARGV[expected + 2]
+    else
+        done = done and c.other == ""
+    end
     charges[index] = c
 end
-local answer = { string.format("%.0f", admitted), string.format("%.0f", now[1]), string.format("%.0f", now[2]) }
+local admitted = done and num(1) or 0
+if done then
+    local shapes = { cell = cell, counter = counter, log = log }
+    for index, key in ipairs(KEYS) do
+        local c = charges[index]
+        if c.put and (c.other ~= "" or c.put ~= c.text) then
+            c.other = ""
+            swap(key, c, c.put)
+        end
+        local fit = shapes[c.shape](key, c)
+        if ARGV[2] ~= "owe" then admitted = math.min(admitted, fit) end
+    end
+end
+local answer = {
+    done and "1" or "0", string.format("%.0f", admitted), string.format("%.0f", now[1]), string.format("%.0f", now[2]),
+}
 for index, c in ipairs(charges) do
-    answer[index + 3] = c.before
-    if admitted > 0 and c.write then c.write(admitted) end
+    answer[3 + 2 * index] = c.other
+    answer[4 + 2 * index] = c.text
+    if done and ((admitted > 0 and c.cost > 0) or c.swapped) then c.write(c.cost > 0 and admitted or 0) end
 end
 return answer

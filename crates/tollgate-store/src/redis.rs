@@ -1,21 +1,23 @@
 //! The shared store on Redis or Valkey: one count for a fleet, one script and one round trip a decision.
 //!
-//! The server's clock decides. The script (`redis.lua`, beside this file) fits and charges; what the outcome means for the
-//! caller is worked out here from the state that it found, by the same code as everywhere. A command whose outcome is unknown
-//! is never sent again.
+//! The server's clock decides. The script (`redis.lua`, beside this file) fits and charges; a command whose outcome is unknown is
+//! never sent again. Where the server is, alone, behind Sentinel or in a Cluster, is `address.rs`'s matter.
 //!
-//! Replication is asynchronous: a failover may forget what the replica had not seen.
+//! Replication is asynchronous: a failover may forget what the replica had not seen, unless replicas are waited for.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::aio::MultiplexedConnection;
-use ::redis::{AsyncConnectionConfig, Client, Cmd, RedisError, RedisResult, Script, cmd};
+use ::redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
+use ::redis::{Cmd, FromRedisValue, Pipeline, RedisError, RedisResult, Script, Value, cmd, pipe};
+use arrayvec::ArrayVec;
 use tokio::sync::Mutex;
-use tollgate_core::{Algorithm, Charge, Outcome, Rule, SECOND, Shape, Verdict};
+use tollgate_core::{Algorithm, Charge, Fingerprint, Rule, SECOND, Shape};
 
-use crate::{Answer, Demand, Store, Unanswered};
+pub use crate::address::Address;
+use crate::address::Line;
+use crate::remote::{Found, Question, Reply, Server};
 
 /// The largest limit of a sliding window counter here: its products must stay exact in a double.
 pub const MAX_COUNTER_LIMIT: u64 = 100_000_000;
@@ -29,38 +31,45 @@ pub const MIN_WINDOW: u64 = 1_000_000;
 /// The most times that a demand is asked for at once.
 const MAX_TIMES: u64 = 1_000_000;
 
-/// How long a state is kept after it has lost its meaning, so that a server's clock may step back so far.
-pub const CLOCK_SLACK: Duration = Duration::from_secs(10);
+/// How the count is kept on the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What every key begins with.
+    pub prefix: String,
+    /// How long a state is kept after it has lost its meaning, so that the server's clock may step back so far.
+    pub clock_slack: Duration,
+    /// Replicas that must have a charge before it is admitted.
+    pub wait_replicas: u32,
+    /// How long replicas are waited for.
+    pub deadline: Duration,
+    /// A number that only the deployment's salt gives: instances with another are told so, for they would find no key of each
+    /// other's.
+    pub salt: Option<u64>,
+}
 
-/// Whose time decides.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Time {
-    /// The server's.
-    #[default]
-    Server,
-    /// The caller's, for tests.
-    Caller,
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            prefix: "tollgate:".to_owned(),
+            clock_slack: Duration::from_secs(10),
+            wait_replicas: 0,
+            deadline: Duration::from_millis(50),
+            salt: None,
+        }
+    }
 }
 
 /// A count on a server.
-#[derive(Clone)]
 pub struct Redis {
-    client: Client,
-    config: AsyncConnectionConfig,
-    connection: Arc<Mutex<Option<MultiplexedConnection>>>,
-    script: Arc<Script>,
-    source: &'static str,
-    prefix: Arc<str>,
-    deadline: Duration,
-    time: Time,
+    address: Address,
+    options: Options,
+    line: Arc<Mutex<Option<Line>>>,
+    script: Script,
 }
 
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Redis")
-            .field("prefix", &self.prefix)
-            .field("deadline", &self.deadline)
-            .finish_non_exhaustive()
+        f.debug_struct("Redis").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
@@ -85,86 +94,148 @@ pub fn fits(rule: &Rule) -> Result<(), &'static str> {
 }
 
 impl Redis {
-    /// A store on the server of a `redis://` URL. Nothing is connected before the first decision. `prefix` begins every key;
-    /// the deadline includes connecting.
-    ///
-    /// # Errors
-    /// When the URL is none.
-    pub fn new(url: &str, prefix: &str, deadline: Duration, time: Time) -> Result<Self, RedisError> {
-        let source = include_str!("redis.lua");
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(deadline))
-            .set_response_timeout(Some(deadline));
-        Ok(Redis {
-            client: Client::open(url)?,
-            config,
-            connection: Arc::default(),
-            script: Arc::new(Script::new(source)),
-            source,
-            prefix: Arc::from(prefix),
-            deadline,
-            time,
-        })
+    /// A count on the server at this address. Nothing is connected before the first decision.
+    pub fn new(address: Address, options: Options) -> Self {
+        let script = Script::new(include_str!("redis.lua"));
+        Redis { address, options, line: Arc::default(), script }
     }
 
-    /// The connection, made when there is none. Whoever comes meanwhile waits for the same one.
-    async fn connection(&self) -> RedisResult<MultiplexedConnection> {
-        let mut held = self.connection.lock().await;
-        if let Some(connection) = &*held {
-            return Ok(connection.clone());
+    /// The connection, made when there is none. Whoever comes meanwhile waits for the same one; it is made to the end also when
+    /// nobody waits any longer, for that may take longer than a decision may.
+    async fn line(&self) -> RedisResult<Line> {
+        let mut held = Arc::clone(&self.line).lock_owned().await;
+        if let Some(line) = &*held {
+            return Ok(line.clone());
         }
-        let connection = self.client.get_multiplexed_async_connection_with_config(&self.config).await?;
-        Ok(held.insert(connection).clone())
+        let (address, salt) = (self.address.clone(), self.options.salt);
+        let name = format!("{}salt", self.options.prefix);
+        let within = self.options.deadline;
+        let connected = tokio::spawn(async move {
+            let mut line = address.connect(within).await?;
+            if let Some(salt) = salt {
+                same_salt(&mut line, &name, salt).await?;
+            }
+            *held = Some(line.clone());
+            Ok(line)
+        });
+        connected.await.unwrap_or_else(|_| Err(RedisError::from(std::io::Error::other("connecting failed"))))
     }
 
-    async fn ask(&self, demand: &Demand<'_>, now: u64) -> RedisResult<Vec<String>> {
-        let mut connection = self.connection().await?;
+    /// Runs a command on the server of its key.
+    async fn run(&self, line: &mut Line, command: &Cmd) -> RedisResult<Value> {
+        let replicas = self.options.wait_replicas;
+        match line {
+            Line::One(connection) if replicas > 0 => {
+                let mut both = pipe();
+                let within = self.options.deadline.as_millis().max(1);
+                both.add_command(command.clone()).cmd("WAIT").arg(replicas).arg(u64::try_from(within).ok());
+                let (value, seen): (Value, u32) = both.query_async(connection).await?;
+                if seen < replicas {
+                    return Err(trouble(format!("{seen} of {replicas} replicas have it")));
+                }
+                Ok(value)
+            }
+            Line::One(connection) => command.query_async(connection).await,
+            Line::Cluster(connection) => match command.query_async::<Value>(connection).await {
+                // It did not run there, so running it where it belongs cannot count twice.
+                Err(error) if matches!(error.code(), Some("MOVED" | "ASK")) => {
+                    let (node, _) = error.redirect_node().ok_or_else(|| error.clone())?;
+                    let (host, port) = node.rsplit_once(':').ok_or_else(|| error.clone())?;
+                    let port = port.parse().map_err(|_| error.clone())?;
+                    let node = SingleNodeRoutingInfo::ByAddress { host: host.to_owned(), port };
+                    if error.code() == Some("MOVED") {
+                        return connection
+                            .route_command(command.clone(), RoutingInfo::SingleNode(node))
+                            .await;
+                    }
+                    let mut asking = Pipeline::new();
+                    asking.cmd("ASKING").ignore().add_command(command.clone());
+                    let mut values = connection.route_pipeline(asking, 1, 1, node).await?;
+                    values.pop().ok_or(error)?.extract_error()
+                }
+                answer => answer,
+            },
+        }
+    }
+
+    /// Runs the script; whole when the server does not have it.
+    async fn evaluate(&self, line: &mut Line, question: &Question<'_>) -> RedisResult<Value> {
         let mut by_hash = cmd("EVALSHA");
         by_hash.arg(self.script.get_hash());
-        self.arguments(&mut by_hash, demand, now);
-        let answer = match by_hash.query_async(&mut connection).await {
+        self.arguments(&mut by_hash, question);
+        match self.run(line, &by_hash).await {
             // It did not run, so running it now cannot count twice.
             Err(error) if error.code() == Some("NOSCRIPT") => {
                 let mut whole = cmd("EVAL");
-                whole.arg(self.source);
-                self.arguments(&mut whole, demand, now);
-                whole.query_async(&mut connection).await
+                whole.arg(include_str!("redis.lua"));
+                self.arguments(&mut whole, question);
+                self.run(line, &whole).await
             }
             answer => answer,
-        };
-        if answer
-            .as_ref()
-            .is_err_and(|error: &RedisError| error.is_io_error() || error.is_unrecoverable_error())
-        {
-            *self.connection.lock().await = None;
         }
-        answer
     }
 
-    fn arguments(&self, command: &mut Cmd, demand: &Demand<'_>, now: u64) {
-        command.arg(demand.charges().len());
-        for charge in demand.charges() {
-            command.arg(format!("{}{{{}}}", self.prefix, charge.key));
+    fn key(&self, key: Fingerprint) -> String {
+        format!("{}{{{key}}}", self.options.prefix)
+    }
+
+    fn arguments(&self, command: &mut Cmd, question: &Question<'_>) {
+        command.arg(question.charges.len());
+        for charge in question.charges {
+            command.arg(self.key(charge.key));
         }
-        // What costs more than there can ever be is only looked at.
-        let never = demand.charges().iter().any(|charge| charge.cost > charge.rule.capacity());
-        command.arg(if never { 0 } else { demand.asked().min(MAX_TIMES) });
-        match self.time {
-            Time::Server => command.arg("").arg(""),
-            Time::Caller => pair(command, now),
+        command.arg(question.times.min(MAX_TIMES)).arg(if question.owe { "owe" } else { "" });
+        match question.now {
+            None => command.arg("").arg(""),
+            Some(now) => pair(command, now),
         };
-        command.arg(u64::try_from(CLOCK_SLACK.as_millis()).unwrap_or(u64::MAX));
-        for charge in demand.charges() {
-            charge_arguments(command, charge, never);
+        command.arg(u64::try_from(self.options.clock_slack.as_millis()).unwrap_or(u64::MAX));
+        for charge in question.charges {
+            charge_arguments(command, charge);
+        }
+        for (charge, swap) in question.charges.iter().zip(&question.swaps) {
+            if let Some(swap) = swap {
+                let shape = swap.found.rule.parse::<Rule>().map_or(charge.rule.shape(), |rule| rule.shape());
+                command.arg(&swap.found.rule).arg(text(shape, &swap.found.numbers));
+                command.arg(text(charge.rule.shape(), &swap.numbers));
+            }
         }
     }
+
+    /// After these the next command needs another connection.
+    async fn look_at(&self, error: &RedisError) {
+        let elsewhere = matches!(error.code(), Some("READONLY" | "MASTERDOWN" | "LOADING"));
+        if elsewhere || error.is_io_error() || error.is_unrecoverable_error() {
+            self.hang_up().await;
+        }
+    }
+}
+
+/// Leaves the salt's number for other instances, or compares it with theirs.
+async fn same_salt(line: &mut Line, name: &str, salt: u64) -> RedisResult<()> {
+    let salt = salt.to_string();
+    let mut set = cmd("SET");
+    set.arg(name).arg(&salt).arg("NX");
+    line.query::<Value>(&set).await?;
+    let mut get = cmd("GET");
+    get.arg(name);
+    if line.query::<Option<String>>(&get).await?.is_some_and(|found| found != salt) {
+        return Err(trouble(format!(
+            "other instances count here under another salt; give all the same TOLLGATE_SALT, or delete the key `{name}`"
+        )));
+    }
+    Ok(())
+}
+
+fn trouble(text: String) -> RedisError {
+    RedisError::from(std::io::Error::new(std::io::ErrorKind::InvalidData, text))
 }
 
 fn pair(command: &mut Cmd, nanos: u64) -> &mut Cmd {
     command.arg(nanos / SECOND).arg(nanos % SECOND)
 }
 
-fn charge_arguments(command: &mut Cmd, charge: &Charge<'_>, never: bool) {
+fn charge_arguments(command: &mut Cmd, charge: &Charge<'_>) {
     let rule = charge.rule;
     let (interval, capacity, anchor) = rule.terms();
     let (shape, window) = match rule.shape() {
@@ -172,64 +243,77 @@ fn charge_arguments(command: &mut Cmd, charge: &Charge<'_>, never: bool) {
         Shape::Counter => ("counter", rule.quota().window()),
         Shape::Log => ("log", rule.quota().window()),
     };
-    let cost = if never { 0 } else { charge.cost };
-    command.arg(shape);
-    for nanos in [cost.saturating_mul(interval), capacity, window, charge.phase()] {
+    command.arg(rule.to_string()).arg(shape);
+    for nanos in [charge.cost.saturating_mul(interval), capacity, window, charge.phase()] {
         pair(command, nanos);
     }
-    command.arg(rule.quota().limit()).arg(cost);
+    command.arg(rule.quota().limit()).arg(charge.cost);
 }
 
-/// The state that the script found, as words.
-fn state(rule: &Rule, text: &str) -> Option<Vec<u64>> {
-    let numbers: Option<Vec<u64>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
-    let numbers = numbers?;
-    let mut words = vec![0; rule.words()];
-    let nanos = |pair: &[u64]| pair[0].checked_mul(SECOND)?.checked_add(pair[1]);
-    match (rule.shape(), numbers.as_slice()) {
-        (_, []) => {}
-        (Shape::Cell, [_, _]) => words[0] = nanos(&numbers)?,
-        (Shape::Counter, [_, _, previous, current]) => {
-            words.copy_from_slice(&[nanos(&numbers[..2])?, *previous, *current]);
-        }
-        (Shape::Log, _) => {
-            let times: Option<Vec<u64>> = numbers.chunks_exact(2).map(nanos).collect();
-            rule.log_of(&times?, words.as_mut_slice());
-        }
-        _ => return None,
+/// Numbers as the script writes them: every time as a pair.
+fn text(shape: Shape, numbers: &[u64]) -> String {
+    let pairs = if shape == Shape::Log { numbers.len() } else { 1 };
+    let each = numbers.iter().enumerate().map(|(index, number)| {
+        if index < pairs { format!("{} {}", number / SECOND, number % SECOND) } else { number.to_string() }
+    });
+    each.collect::<Vec<_>>().join(" ")
+}
+
+/// What [`text`] writes.
+fn numbers(shape: Shape, text: &str) -> Option<Vec<u64>> {
+    let words: Option<Vec<u64>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
+    let words = words?;
+    let nanos = |pair: &[u64]| pair.first()?.checked_mul(SECOND)?.checked_add(*pair.get(1)?);
+    if shape == Shape::Log {
+        return words.chunks(2).map(nanos).collect();
     }
-    Some(words)
+    let Some((time, rest)) = words.split_at_checked(2) else { return words.is_empty().then_some(words) };
+    Some(std::iter::once(nanos(time)?).chain(rest.iter().copied()).collect())
 }
 
-/// What the script's answer means: each charge's outcome, from the state before it and what was admitted.
-fn read(demand: &Demand<'_>, answer: &[String]) -> Option<Answer> {
-    let [admitted, seconds, nanos, states @ ..] = answer else { return None };
+fn read(question: &Question<'_>, value: Value) -> Option<Reply> {
+    let texts: Vec<String> = FromRedisValue::from_redis_value(value).ok()?;
+    let [done, admitted, seconds, nanos, states @ ..] = texts.as_slice() else { return None };
     let now = seconds.parse::<u64>().ok()?.checked_mul(SECOND)?.checked_add(nanos.parse().ok()?)?;
-    let admitted: u64 = admitted.parse().ok()?;
-    let mut read = Answer::new(now, admitted);
-    for (charge, text) in demand.charges().iter().zip(states) {
-        let mut words = state(charge.rule, text)?;
-        let verdict = charge.judge(words.as_slice(), now);
-        if admitted > 0 {
-            let all = Charge { cost: charge.cost.saturating_mul(admitted), ..*charge };
-            all.apply(words.as_mut_slice(), now);
-        }
-        read.push(charge.outcome(verdict, words.as_slice(), now));
+    let mut found = ArrayVec::new();
+    for (charge, state) in question.charges.iter().zip(states.chunks_exact(2)) {
+        let [rule, text] = state else { return None };
+        let shape = rule.parse::<Rule>().map_or(charge.rule.shape(), |rule| rule.shape());
+        found.push(Found { rule: rule.clone(), numbers: numbers(shape, text).unwrap_or_default() });
     }
-    let all_admit =
-        read.outcomes().iter().map(|outcome: &Outcome| outcome.verdict).all(|v: Verdict| v.is_admit());
-    // Both decided by the same state and time; were they ever to differ, nobody is let through on it.
-    let agree = (admitted > 0) == all_admit || demand.asked() == 0;
-    (agree && read.outcomes().len() == demand.charges().len()).then_some(read)
+    Some(Reply { done: done == "1", admitted: admitted.parse().ok()?, now, found })
 }
 
-impl Store for Redis {
-    async fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
-        if demand.charges().is_empty() {
-            return Ok(Answer::new(now, demand.asked()));
+impl Server for Redis {
+    async fn ask(&self, question: &Question<'_>) -> Result<Reply, String> {
+        let mut line = self.line().await.map_err(|error| error.to_string())?;
+        match self.evaluate(&mut line, question).await {
+            Ok(value) => read(question, value).ok_or_else(|| "an answer that makes no sense".to_owned()),
+            Err(error) => {
+                self.look_at(&error).await;
+                Err(error.to_string())
+            }
         }
-        let answer = tokio::time::timeout(self.deadline, self.ask(demand, now)).await;
-        let answer = answer.map_err(|_| Unanswered::Unavailable)?.map_err(|_| Unanswered::Unavailable)?;
-        read(demand, &answer).ok_or(Unanswered::Unavailable)
+    }
+
+    async fn forget(&self, keys: &[Fingerprint]) -> Result<u64, String> {
+        let mut line = self.line().await.map_err(|error| error.to_string())?;
+        let mut known = 0_u64;
+        for key in keys {
+            let mut delete = cmd("DEL");
+            delete.arg(self.key(*key));
+            match self.run(&mut line, &delete).await.and_then(|value| Ok(u64::from_redis_value(value)?)) {
+                Ok(gone) => known = known.saturating_add(gone),
+                Err(error) => {
+                    self.look_at(&error).await;
+                    return Err(error.to_string());
+                }
+            }
+        }
+        Ok(known)
+    }
+
+    async fn hang_up(&self) {
+        *self.line.lock().await = None;
     }
 }

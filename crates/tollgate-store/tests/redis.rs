@@ -3,14 +3,15 @@
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
 use tollgate_core::{Algorithm, Charge, Fingerprint, Quota, Rule, SECOND, Verdict};
-use tollgate_store::redis::{Redis, Time, fits};
-use tollgate_store::{Answer, Demand, Store, Unanswered};
+use tollgate_store::around::Deadline;
+use tollgate_store::redis::{Address, Options, Redis, fits};
+use tollgate_store::{Answer, Demand, Remote, Store, Tally, Unanswered};
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
@@ -82,10 +83,17 @@ static VALKEY: LazyLock<Option<Server>> = LazyLock::new(|| {
     Some(Server::start(path.to_str()?))
 });
 
-/// The store, awaited in place: laws run on threads of their own.
-struct Blocking(Redis);
+/// Whose time decides.
+#[derive(Clone, Copy)]
+enum Time {
+    Server,
+    Caller,
+}
 
-impl Store for Blocking {
+/// The store, awaited in place: laws run on threads of their own.
+struct Blocking<S>(S);
+
+impl<S: Store> Store for Blocking<S> {
     fn decide(
         &self,
         demand: &Demand<'_>,
@@ -95,17 +103,23 @@ impl Store for Blocking {
     }
 }
 
-fn store(server: &Server, time: Time) -> Redis {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let prefix = format!("test{}:", NUMBER.fetch_add(1, Ordering::Relaxed));
-    Redis::new(&server.url, &prefix, Duration::from_secs(10), time).unwrap()
+fn prefixed(url: &str, prefix: &str, time: Time) -> Remote<Redis> {
+    let options =
+        Options { prefix: prefix.to_owned(), deadline: Duration::from_secs(10), ..Options::default() };
+    let store = Remote::new(Redis::new(Address::parse(url).unwrap(), options), Arc::default());
+    if let Time::Caller = time { store.by_callers_time() } else { store }
 }
 
-fn on_redis(_rules: &[Rule]) -> Blocking {
+fn store(server: &Server, time: Time) -> Remote<Redis> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    prefixed(&server.url, &format!("test{}:", NUMBER.fetch_add(1, Ordering::Relaxed)), time)
+}
+
+fn on_redis(_rules: &[Rule]) -> Blocking<Remote<Redis>> {
     Blocking(store(&REDIS, Time::Caller))
 }
 
-fn on_valkey(_rules: &[Rule]) -> Blocking {
+fn on_valkey(_rules: &[Rule]) -> Blocking<Remote<Redis>> {
     Blocking(store(VALKEY.as_ref().unwrap_or(&REDIS), Time::Caller))
 }
 
@@ -117,7 +131,7 @@ fn rule(text: &str, algorithm: Algorithm) -> Rule {
 }
 
 fn ask(
-    store: &Redis,
+    store: &impl Store,
     rule: &Rule,
     key: u128,
     cost: u64,
@@ -210,8 +224,7 @@ fn eight_instances_that_ask_for_twice_the_limit_at_once_get_the_limit() {
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    let store =
-                        Redis::new(&REDIS.url, prefix, Duration::from_secs(10), Time::Server).unwrap();
+                    let store = prefixed(&REDIS.url, prefix, Time::Server);
                     let key = 70 + algorithm as u128;
                     for _ in 0..100 {
                         let admit = ask(&store, &rule, key, 1, 0).unwrap().verdict.is_admit();
@@ -227,10 +240,13 @@ fn eight_instances_that_ask_for_twice_the_limit_at_once_get_the_limit() {
 #[test]
 fn a_server_that_is_away_is_said_so_within_the_deadline_and_found_again() {
     let rule = rule("10/1m", Algorithm::Gcra);
-    let nobody = Redis::new("redis://127.0.0.1:1", "x:", Duration::from_millis(50), Time::Server).unwrap();
+    let within = |url, deadline| {
+        Deadline::new(prefixed(url, "x:", Time::Server), deadline, Arc::new(Tally::default()))
+    };
+    let nobody = within("redis://127.0.0.1:1", Duration::from_millis(50));
     assert_eq!(ask(&nobody, &rule, 1, 1, 0), Err(Unanswered::Unavailable));
     let server = Server::start("redis-server");
-    let store = Redis::new(&server.url, "x:", Duration::from_secs(1), Time::Server).unwrap();
+    let store = within(&server.url, Duration::from_secs(1));
     assert!(ask(&store, &rule, 1, 1, 0).is_ok());
     let pid = server.pid();
     server.signal("-STOP", &pid);
@@ -244,4 +260,49 @@ fn a_server_that_is_away_is_said_so_within_the_deadline_and_found_again() {
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let again = (0..3).filter(|_| ask(&store, &rule, 2, 1, 0).is_ok()).count();
     assert!(again >= 2, "a cut connection costs one answer at most");
+}
+
+#[test]
+fn a_changed_rule_applies_at_once_and_keeps_what_was_used_also_when_instances_differ_for_a_while() {
+    let now = 1_800_057_600 * SECOND;
+    let store = store(&REDIS, Time::Caller);
+    let rules = [
+        rule("5/1h", Algorithm::Gcra),
+        rule("10/1h", Algorithm::Gcra),
+        rule("8/1h", Algorithm::SlidingLog),
+        rule("7/1h", Algorithm::SlidingCounter),
+        rule("9/1h", Algorithm::FixedWindow),
+        rule("12/1h", Algorithm::SlidingLog),
+    ];
+    for (number, (old, new)) in
+        rules.iter().flat_map(|old| rules.iter().map(move |new| (old, new))).enumerate()
+    {
+        let key = 1_000 + number as u128;
+        let used = number as u64 % 6;
+        assert!((0..used).all(|_| ask(&store, old, key, 1, now).unwrap().verdict.is_admit()), "{old}");
+        assert_eq!(ask(&store, new, key, 0, now).unwrap().remaining, new.capacity() - used, "{old} to {new}");
+        assert!(ask(&store, new, key, 1, now).unwrap().verdict.is_admit());
+        let back = ask(&store, old, key, 0, now).unwrap();
+        assert_eq!(back.remaining, old.capacity().saturating_sub(used + 1), "{old} to {new} and back");
+        let left = (0..20).filter(|_| ask(&store, new, key, 1, now).unwrap().verdict.is_admit()).count();
+        // On the way back what was more than the old rule knows is forgotten; never less than it was.
+        assert!(left as u64 <= new.capacity() - used.min(new.capacity()), "{old} to {new}: {left}");
+    }
+}
+
+#[test]
+fn a_key_that_lost_its_expiry_gets_it_back_and_one_of_another_kind_is_an_error() {
+    let server = Server::start("redis-server");
+    let store = prefixed(&server.url, "x:", Time::Server);
+    for (key, algorithm) in [Algorithm::Gcra, Algorithm::SlidingLog].into_iter().enumerate() {
+        let rule = rule("10/1m", algorithm);
+        assert!(ask(&store, &rule, key as u128, 1, 0).unwrap().verdict.is_admit());
+        let name = server.command(&["KEYS", &format!("*{key:032x}*")]);
+        assert_eq!(server.command(&["PERSIST", &name]), "1");
+        assert!(ask(&store, &rule, key as u128, 1, 0).unwrap().verdict.is_admit());
+        assert!(server.command(&["PTTL", &name]).parse::<i64>().unwrap() > 0);
+    }
+    let rule = rule("10/1m", Algorithm::Gcra);
+    server.command(&["SADD", &format!("x:{{{:032x}}}", 7), "foreign"]);
+    assert_eq!(ask(&store, &rule, 7, 1, 0), Err(Unanswered::Unavailable));
 }

@@ -76,7 +76,7 @@ impl From<Outcome> for Decision {
             }
             Verdict::Refuse { retry_after } => refuse(Some(Duration::from_nanos(retry_after)), false),
             Verdict::Full { retry_after } => refuse(Some(Duration::from_nanos(retry_after)), true),
-            Verdict::Never => refuse(None, false),
+            Verdict::Never | Verdict::Unasked => refuse(None, false),
         }
     }
 }
@@ -180,7 +180,7 @@ impl Ruling {
             Verdict::Admit { .. } => "uncharged",
             Verdict::Refuse { .. } => Reason::Throttled.name(),
             Verdict::Never => Reason::TooCostly.name(),
-            Verdict::Full { .. } => Reason::Unavailable.name(),
+            Verdict::Full { .. } | Verdict::Unasked => Reason::Unavailable.name(),
         }
     }
 

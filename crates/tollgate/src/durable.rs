@@ -9,7 +9,7 @@ use tollgate_store::Memory;
 use tollgate_store::durable::{Durability, Durable, JournalError, Kept, Opened};
 
 use crate::policies::{Policies, PolicySet};
-use crate::policy::Ready;
+use crate::ready::Ready;
 use crate::{Clock, Limiter, Salt};
 
 /// What a file had to say when it was opened.
@@ -34,9 +34,7 @@ impl Limiter<Durable> {
         path: &Path,
         durability: Durability,
     ) -> Result<(Self, Restored), JournalError> {
-        // No policy has this name, so the number gives no key away.
-        let check = salt.keys_of("/salt/").of(b"check").0 >> 65;
-        let mut opened = Opened::open(path, i64::try_from(check).unwrap_or(0))?;
+        let mut opened = Opened::open(path, i64::try_from(salt.check()).unwrap_or(0))?;
         let (clock, ahead) = Clock::system_after(opened.mark);
         let kept = std::mem::take(&mut opened.kept);
         let mut states = 0;
@@ -68,7 +66,7 @@ fn restore(policies: &Policies, memory: &Memory, kept: Vec<Kept>, now: u64) -> u
             Charge { policy: 0, key: kept.key, rule: &kept.rule, cost }.apply(kept.words.as_mut_slice(), now);
         }
         let tier = tiers.get(usize::from(ready.index)).and_then(|tiers| tiers.get(&kept.key));
-        let rule = tier.unwrap_or(&ready.policy.rule);
+        let rule = tier.unwrap_or(ready.usual());
         states += usize::from(table.restore(kept.key, (&kept.rule, rule), &kept.words, now).is_ok());
     }
     states

@@ -61,9 +61,16 @@ mod durable;
 mod key;
 mod limiter;
 mod matching;
+mod named;
+mod placement;
+mod places;
 mod policies;
 mod policy;
+mod ready;
 mod request;
+#[cfg(feature = "shared")]
+mod stacks;
+mod tables;
 mod token;
 
 pub use clock::Clock;
@@ -74,11 +81,14 @@ pub use durable::Restored;
 pub use key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt, fold, fold_network};
 pub use limiter::{Capacity, Limiter};
 pub use matching::{Match, path_matches};
+pub use placement::{DEFAULT_SHARDS, Placement};
+pub use places::{ReadCap, Stacks};
 pub use policies::{Check, MAX_POLICIES, Policies, PolicySet};
-pub use policy::{
-    Class, Cost, DEFAULT_KEYS, Direction, List, Missing, Placement, Policy, Ready, Subject, Tier,
-};
+pub use policy::{Class, Cost, DEFAULT_KEYS, Direction, List, Missing, Policy, Subject, Tier};
+pub use ready::Ready;
 pub use request::{Request, Said};
+#[cfg(feature = "shared")]
+pub use stacks::{Around, WRAPPERS};
 pub use token::Verifier;
 
 pub use tollgate_core::{
@@ -87,7 +97,11 @@ pub use tollgate_core::{
 };
 #[cfg(feature = "sqlite")]
 pub use tollgate_store::durable::{Durability, Durable, JournalError};
+#[cfg(feature = "redis")]
+pub use tollgate_store::redis;
 pub use tollgate_store::{
-    Answer, Demand, Events, InProcess, Intent, MAX_CHARGES, MAX_KEYS, Memory, Moved, Store, Table,
-    Unanswered, WhenFull,
+    Answer, Demand, Event, Events, InProcess, Intent, MAX_CHARGES, MAX_KEYS, Memory, Moved, Shared, Store,
+    Table, Tally, Unanswered, WhenFull,
 };
+#[cfg(feature = "shared")]
+pub use tollgate_store::{Remote, around};

@@ -1,17 +1,20 @@
 //! The decision path: policies that match, keys, one demand, the store, a ruling.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use tollgate_core::{Charge, Quota, Rule};
-use tollgate_store::{Demand, InProcess, Intent, Memory, Rules, Store, Table, Unanswered, WhenFull};
+use tollgate_store::{InProcess, Memory, Store, Table, Unanswered, WhenFull};
 
 use crate::clock::Clock;
 use crate::config::Problems;
 use crate::key::Salt;
-use crate::policies::{Check, Early, Plan, Policies, PolicySet, parts, rule_on, without_store};
-use crate::policy::{Cost, DEFAULT_KEYS, Direction, List, Missing, Placement, Policy, Ready, Subject};
+use crate::placement::{DEFAULT_SHARDS, Placement};
+use crate::places::{Places, Stacks};
+use crate::policies::{Check, Early, Plan, Policies, PolicySet, rule_on};
+use crate::policy::{Cost, DEFAULT_KEYS, Direction, List, Missing, Policy, Subject};
+use crate::ready::Ready;
+use crate::tables::carried;
 use crate::{Decision, Match, Request, Ruling};
 
 /// How many keys an in-process limiter counts, and what it does with more.
@@ -39,6 +42,8 @@ impl Capacity {
 #[derive(Debug)]
 pub struct Limiter<S = Memory> {
     active: ArcSwap<Active<S>>,
+    /// The store that this instance shares with others, if there is one.
+    stacks: Option<Stacks>,
     clock: Clock,
     salt: Salt,
     /// Held while policies are exchanged, so that reloads come one after the other.
@@ -111,10 +116,10 @@ impl<S: InProcess> Limiter<S> {
         store: impl FnOnce(&Policies, Memory) -> S,
     ) -> Self {
         let policies = Policies::new(set, &salt, 1);
-        let memory = Memory::new(policies.iter().map(|ready| ready.policy.table()).collect::<Vec<_>>());
+        let memory = Memory::new(policies.iter().map(Ready::table).collect::<Vec<_>>());
         let store = store(&policies, memory);
         let active = ArcSwap::from_pointee(Active { policies: Arc::new(policies), store });
-        Limiter { active, clock, salt, reloading: Mutex::new(()) }
+        Limiter { active, stacks: None, clock, salt, reloading: Mutex::new(()) }
     }
 
     /// Exchanges the policies. Usage is kept for every policy whose name and subjects stay, and a changed quota applies to it
@@ -128,10 +133,7 @@ impl<S: InProcess> Limiter<S> {
             let old = before.policies.named(&ready.policy.name);
             let old = old.filter(|old| old.policy.subjects == ready.policy.subjects);
             let kept = old.and_then(|old| Some((old, before.store.memory().table(old.index)?)));
-            kept.map_or_else(
-                || Arc::new(ready.policy.table()),
-                |(old, table)| carried(old, table, ready, now),
-            )
+            kept.map_or_else(|| Arc::new(ready.table()), |(old, table)| carried(old, table, ready, now))
         });
         let memory = Memory::new(tables.collect::<Vec<_>>());
         let store = before.store.over(memory, &policies.journalled());
@@ -156,7 +158,22 @@ impl<S: Clone> Limiter<S> {
         let active = self.active.into_inner();
         let (policies, store) = (Arc::clone(&active.policies), into(active.store.clone()));
         let active = ArcSwap::from_pointee(Active { policies, store });
-        Limiter { active, clock: self.clock, salt: self.salt, reloading: self.reloading }
+        Limiter { active, stacks: self.stacks, clock: self.clock, salt: self.salt, reloading: self.reloading }
+    }
+}
+
+impl<S> Limiter<S> {
+    /// Counts the policies of a shared placement in the store that these stand around. Without one they are answered as
+    /// when it is out of reach.
+    #[must_use]
+    pub fn store(mut self, stacks: Stacks) -> Self {
+        self.stacks = Some(stacks);
+        self
+    }
+
+    /// What stands around the shared store.
+    pub const fn stacks(&self) -> Option<&Stacks> {
+        self.stacks.as_ref()
     }
 }
 
@@ -185,16 +202,18 @@ impl<S: Store> Limiter<S> {
                 Ok(plan) => plan,
                 Err((reason, scope)) => return Ruling::new(policies, now, reason, scope),
             };
-            let mut ruling = match active.store.decide(&plan.demand, now).await {
+            let places =
+                Places { policies: &active.policies, here: &active.store, stacks: self.stacks.as_ref() };
+            let mut ruling = match places.decide(&plan.demand, now).await {
                 Ok(answer) => rule_on(policies, &plan.demand, &answer),
-                Err(Unanswered::Unavailable) => without_store(policies, &plan.demand, now),
+                Err(Unanswered::Unavailable) => places.without_store(policies, &plan.demand, now).await,
                 Err(Unanswered::Moved) => {
                     // A reload is about to put the next generation in force.
                     std::thread::yield_now();
                     continue;
                 }
             };
-            watch(&active.store, &plan, now, &mut ruling).await;
+            places.watch(&plan, now, &mut ruling).await;
             return ruling;
         }
     }
@@ -207,11 +226,11 @@ impl<S: Store> Limiter<S> {
         loop {
             let active = self.active.load_full();
             let Some(ready) = active.policies.named(policy) else { return Ok(None) };
-            let (key, rule) = ready.key(subject.as_bytes());
-            let charge = Charge { policy: ready.index, key, rule, cost: 0 };
-            match active.store.decide(&Demand::of(charge).to(Intent::Forget), self.clock.now()).await {
+            let places =
+                Places { policies: &active.policies, here: &active.store, stacks: self.stacks.as_ref() };
+            match places.forget(ready, subject.as_bytes(), self.clock.now()).await {
                 Err(Unanswered::Moved) => std::thread::yield_now(),
-                answer => return answer.map(|answer| Some(answer.admitted > 0)),
+                answer => return answer.map(Some),
             }
         }
     }
@@ -227,18 +246,6 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-/// Adds what the watching policies would have decided, each alone. One whose states move just now is not watched.
-async fn watch<S: Store>(store: &S, plan: &Plan<'_>, now: u64, ruling: &mut Ruling) {
-    for charge in &plan.shadows {
-        let mut alone = Demand::new();
-        if alone.push(*charge).is_ok()
-            && let Ok(answer) = store.decide(&alone, now).await
-        {
-            ruling.shadows.extend(parts(std::slice::from_ref(charge), &answer));
-        }
-    }
-}
-
 impl Policy {
     /// A policy about everything, counting by client address, with nothing out of the ordinary.
     pub fn named(name: &str, rule: Rule) -> Self {
@@ -250,7 +257,9 @@ impl Policy {
             rule,
             cost: Cost::Fixed(1),
             placement: Placement::Local,
+            shards: DEFAULT_SHARDS,
             on_unavailable: Direction::Refuse,
+            class: None,
             shadow: false,
             tiers: Vec::new(),
             allow: List::default(),
@@ -258,57 +267,5 @@ impl Policy {
             keys: DEFAULT_KEYS,
             when_full: WhenFull::default(),
         }
-    }
-
-    /// Words that the longest state among its tiers takes.
-    pub fn words(&self) -> usize {
-        self.tiers.iter().map(|tier| tier.rule.words()).fold(self.rule.words(), usize::max)
-    }
-
-    fn table(&self) -> Table {
-        Table::new(self.keys, self.words(), self.when_full)
-    }
-}
-
-/// The table of a policy that stays, with its states carried over to the new rules. Its size stays too.
-fn carried(old: &Ready, table: &Arc<Table>, new: &Ready, now: u64) -> Arc<Table> {
-    let change = Change::between(old, new);
-    let words = new.policy.words();
-    if !change.any() && words == table.words() && new.policy.when_full == table.when_full() {
-        return Arc::clone(table);
-    }
-    Arc::new(table.carry(words, new.policy.when_full, &change, now))
-}
-
-/// The rules before and after, by key.
-struct Change {
-    usual: (Rule, Rule),
-    exceptions: HashMap<u64, (Rule, Rule)>,
-}
-
-impl Change {
-    /// Whether anything differs.
-    fn any(&self) -> bool {
-        let differs = |(before, after): &(Rule, Rule)| before != after;
-        differs(&self.usual) || self.exceptions.values().any(differs)
-    }
-
-    fn between(old: &Ready, new: &Ready) -> Change {
-        let usual = (old.policy.rule, new.policy.rule);
-        let mut exceptions = HashMap::new();
-        for (key, rule) in old.exceptions() {
-            exceptions.insert(Table::tag(key), (*rule, usual.1));
-        }
-        for (key, rule) in new.exceptions() {
-            exceptions.entry(Table::tag(key)).or_insert(usual).1 = *rule;
-        }
-        Change { usual, exceptions }
-    }
-}
-
-impl Rules for Change {
-    fn of(&self, tag: Option<u64>) -> (&Rule, &Rule) {
-        let (old, new) = tag.and_then(|tag| self.exceptions.get(&tag)).unwrap_or(&self.usual);
-        (old, new)
     }
 }

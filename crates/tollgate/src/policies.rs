@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use tollgate_core::{Charge, Rule, Verdict};
+use tollgate_core::{Charge, Outcome, Rule, Verdict};
 use tollgate_store::{Answer, Demand};
 
 use crate::decision::MAX_SHADOWS;
 use crate::key::{Prefixes, Salt};
-use crate::policy::{Direction, Found, Placement, Policy, Reading, Ready};
+use crate::placement::Placement;
+use crate::policy::Policy;
+use crate::ready::{Found, Reading, Ready};
 use crate::token::{Tokens, Verifier};
 use crate::{Part, Reason, Request, Ruling};
 
@@ -16,7 +18,7 @@ use crate::{Part, Reason, Request, Ruling};
 pub const MAX_POLICIES: usize = 1_024;
 
 /// Policies as they were read: valid, but without the salt that makes keys of subjects.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct PolicySet {
     /// The policies, in the file's order. At most [`MAX_POLICIES`], names distinct.
     pub policies: Vec<Policy>,
@@ -24,6 +26,23 @@ pub struct PolicySet {
     pub prefixes: Prefixes,
     /// What verifies tokens.
     pub verifier: Option<Verifier>,
+    /// How many instances are expected to run: what one counts alone, it counts to that share.
+    pub instances: u64,
+}
+
+impl Default for PolicySet {
+    fn default() -> Self {
+        PolicySet { policies: Vec::new(), prefixes: Prefixes::default(), verifier: None, instances: 1 }
+    }
+}
+
+impl PolicySet {
+    /// The same policies, each counted in this process as if that were all there is: for trying them out.
+    #[must_use]
+    pub fn counted_here(mut self) -> Self {
+        self.policies.iter_mut().for_each(|policy| policy.placement = Placement::Local);
+        self
+    }
 }
 
 /// Policies with their keys: one generation of the configuration.
@@ -32,6 +51,7 @@ pub struct Policies {
     ready: Vec<Ready>,
     prefixes: Prefixes,
     verifier: Option<Verifier>,
+    share: bool,
     /// Counts up with every reload, from 1.
     pub generation: u64,
 }
@@ -59,9 +79,11 @@ pub struct Check<'a> {
 impl Policies {
     /// Joins a set with the deployment's salt.
     pub fn new(set: PolicySet, salt: &Salt, generation: u64) -> Self {
-        let PolicySet { policies, prefixes, verifier } = set;
-        let ready = (0..).zip(policies).map(|(index, policy)| Ready::new(policy, index, salt)).collect();
-        Policies { ready, prefixes, verifier, generation }
+        let PolicySet { policies, prefixes, verifier, instances } = set;
+        let share = policies.iter().any(|policy| policy.placement.is_shared());
+        let ready = |(index, policy)| Ready::new(policy, index, instances, salt);
+        let ready = (0..).zip(policies).map(ready).collect();
+        Policies { ready, prefixes, verifier, generation, share }
     }
 
     /// The policies with their keys.
@@ -72,6 +94,16 @@ impl Policies {
     /// The policy with this number.
     pub fn get(&self, index: u16) -> Option<&Policy> {
         self.ready.get(usize::from(index)).map(|ready| &ready.policy)
+    }
+
+    /// The policy with this number, made ready.
+    pub(crate) fn ready(&self, index: u16) -> Option<&Ready> {
+        self.ready.get(usize::from(index))
+    }
+
+    /// Whether some count is shared with other instances.
+    pub(crate) const fn share(&self) -> bool {
+        self.share
     }
 
     /// The policy with this name.
@@ -92,7 +124,7 @@ impl Policies {
         let paths = request.path_readings();
         let met = self.ready.iter().filter(|ready| ready.policy.matches.matches(request, &paths));
         met.map(|ready| {
-            let find = |source| match crate::policy::find(source, request, &tokens, self.prefixes) {
+            let find = |source| match crate::ready::find(source, request, &tokens, self.prefixes) {
                 Found::Subject(subject) => Some((source, subject)),
                 _ => None,
             };
@@ -151,7 +183,7 @@ impl<'p> Plan<'p> {
             Err(_) if shadow => return Ok(()),
             Err(reason) => return Err((reason, scope)),
         };
-        let charge = Charge { policy: ready.index, key, rule, cost };
+        let charge = Charge { policy: ready.index, key: ready.policy.spread_key(key), rule, cost };
         if shadow {
             // One that finds no room only fails to watch.
             let _unwatched = self.shadows.try_push(charge);
@@ -163,14 +195,14 @@ impl<'p> Plan<'p> {
 
 /// What the store answered to a demand, as a ruling.
 pub(crate) fn rule_on(policies: Arc<Policies>, demand: &Demand<'_>, answer: &Answer) -> Ruling {
-    let mut ruling = Ruling::new(policies, answer.now, Reason::Admitted, None);
-    ruling.parts = parts(demand.charges(), answer).collect();
+    let parts = parts(&policies, demand.charges(), answer).collect();
+    let mut ruling = Ruling { parts, ..Ruling::new(policies, answer.now, Reason::Admitted, None) };
     if answer.is_admit() {
         return ruling;
     }
     // No retry helps one that never fits; a key's own refusal says more than our lack of room.
     let rank = |part: &Part| match part.outcome.verdict {
-        Verdict::Admit { .. } => (0, 0, Reason::Admitted),
+        Verdict::Admit { .. } | Verdict::Unasked => (0, 0, Reason::Admitted),
         Verdict::Full { retry_after } => (1, retry_after, Reason::Unavailable),
         Verdict::Refuse { retry_after } => (2, retry_after, Reason::Throttled),
         Verdict::Never => (3, 0, Reason::TooCostly),
@@ -184,30 +216,28 @@ pub(crate) fn rule_on(policies: Arc<Policies>, demand: &Demand<'_>, answer: &Ans
     ruling
 }
 
-/// What is answered when the count is out of reach: that of the policies' directions that lets least through. (Under `local`
-/// the tables of this process counted the charge before it could not be kept.)
-pub(crate) fn without_store(policies: Arc<Policies>, demand: &Demand<'_>, now: u64) -> Ruling {
-    let directions = demand.charges().iter().filter_map(|charge| {
-        let policy = policies.get(charge.policy)?;
-        // A count in this process is never out of reach, so its policy has no say.
-        (policy.placement != Placement::Local).then_some((charge.policy, policy.on_unavailable))
-    });
-    let directions: Vec<(u16, Direction)> = directions.collect();
-    let refusing = directions.iter().find(|(_, direction)| *direction == Direction::Refuse).copied();
-    let first = refusing.or(directions.first().copied());
-    let reason = if refusing.is_some() { Reason::Unavailable } else { Reason::Admitted };
-    let mut ruling = Ruling::new(policies, now, reason, first.map(|(policy, _)| policy));
-    ruling.fallback = first.map(|(_, direction)| direction);
-    ruling
-}
-
-pub(crate) fn parts<'a>(charges: &'a [Charge<'_>], answer: &'a Answer) -> impl Iterator<Item = Part> + 'a {
-    charges.iter().zip(answer.outcomes()).map(|(charge, outcome)| Part {
-        policy: charge.policy,
-        window: window(charge.rule),
-        key: charge.key,
-        cost: charge.cost,
-        outcome: *outcome,
+/// The outcomes as the policies publish them. A charge that nobody looked at has no part.
+pub(crate) fn parts<'a>(
+    policies: &'a Policies,
+    charges: &'a [Charge<'_>],
+    answer: &'a Answer,
+) -> impl Iterator<Item = Part> + 'a {
+    let asked = charges.iter().zip(answer.outcomes()).filter(|(_, o)| o.verdict != Verdict::Unasked);
+    asked.map(|(charge, outcome)| {
+        // Of a key that is spread over several, one was asked.
+        let spread = policies.ready(charge.policy).map_or(1, |ready| ready.policy.spread());
+        let outcome = Outcome {
+            limit: outcome.limit.saturating_mul(spread),
+            remaining: outcome.remaining.saturating_mul(spread),
+            ..*outcome
+        };
+        Part {
+            policy: charge.policy,
+            window: window(charge.rule),
+            key: charge.key,
+            cost: charge.cost,
+            outcome,
+        }
     })
 }
 

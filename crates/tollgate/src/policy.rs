@@ -1,20 +1,19 @@
 //! A policy: which requests it is about, who is counted, how much is allowed, and what happens when that cannot be told.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use http::HeaderName;
 use ipnet::IpNet;
-use tollgate_core::{Fingerprint, Rule};
+use tollgate_core::Rule;
 use tollgate_store::WhenFull;
 
-use crate::key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt, fold};
+use crate::Request;
+use crate::key::fold;
 use crate::matching::Match;
-use crate::request::Said;
-use crate::{Request, token::Tokens};
+use crate::named::named;
+use crate::placement::Placement;
 
 /// Keys that a policy's table is built for, unless it says otherwise.
 pub const DEFAULT_KEYS: usize = 100_000;
@@ -36,8 +35,12 @@ pub struct Policy {
     pub cost: Cost,
     /// Where the count lives.
     pub placement: Placement,
+    /// Over how many keys [`Placement::Sharded`] spreads one.
+    pub shards: u64,
     /// What happens when the count is out of reach.
     pub on_unavailable: Direction,
+    /// What it protects, if it says so.
+    pub class: Option<Class>,
     /// Whether it only watches: decided apart, and never refusing.
     pub shadow: bool,
     /// Other quotas for listed subjects.
@@ -114,31 +117,6 @@ impl FromStr for Subject {
     }
 }
 
-macro_rules! named {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($(#[$variant_doc])* $variant),+ }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(match self { $($name::$variant => $text),+ })
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($text => Ok($name::$variant),)+
-                    _ => Err(format!("`{text}` is none of {}", [$($text),+].join(", "))),
-                }
-            }
-        }
-    };
-}
-
 named! {
     /// What happens to a request without a subject.
     Missing {
@@ -146,16 +124,6 @@ named! {
         Reject = "reject",
         /// The policy does not apply to it.
         Skip = "skip",
-    }
-}
-
-named! {
-    /// Where the count lives.
-    Placement {
-        /// In this process: N instances admit N times the bound.
-        Local = "local",
-        /// In this process and its file: a crash forgets nothing that was answered.
-        Durable = "durable",
     }
 }
 
@@ -262,7 +230,7 @@ pub struct List {
 }
 
 impl List {
-    fn holds(&self, address: Option<IpAddr>, subject: Option<&[u8]>) -> bool {
+    pub(crate) fn holds(&self, address: Option<IpAddr>, subject: Option<&[u8]>) -> bool {
         address.map(fold).is_some_and(|address| self.networks.iter().any(|n| n.contains(&address)))
             || subject.is_some_and(|subject| self.subjects.iter().any(|s| s.as_bytes() == subject))
     }
@@ -270,126 +238,5 @@ impl List {
     /// Whether nobody is on it.
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty() && self.subjects.is_empty()
-    }
-}
-
-/// A policy made ready to decide: its place, the hasher of its keys, and its tiers by subject.
-#[derive(Clone, Debug)]
-pub struct Ready {
-    /// The policy.
-    pub policy: Policy,
-    /// Its number, which is that of its table.
-    pub index: u16,
-    keys: Keys,
-    tiers: HashMap<Vec<u8>, usize>,
-}
-
-/// What a policy makes of a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Reading<'p> {
-    /// Nothing: it is not about it, or does not count it.
-    Pass,
-    /// This key is charged.
-    Key { key: Fingerprint, rule: &'p Rule },
-    /// It is on the deny list.
-    Denied,
-    /// It has no subject, and must have one.
-    NoSubject,
-}
-
-impl Ready {
-    pub(crate) fn new(policy: Policy, index: u16, salt: &Salt) -> Self {
-        let keys = salt.keys_of(&policy.name);
-        let listed = policy.tiers.iter().enumerate();
-        let tiers =
-            listed.flat_map(|(n, tier)| tier.subjects.iter().map(move |s| (s.clone().into_bytes(), n)));
-        Ready { tiers: tiers.collect(), policy, index, keys }
-    }
-
-    /// The key and the rule of a subject.
-    pub fn key(&self, subject: &[u8]) -> (Fingerprint, &Rule) {
-        let tier = if self.tiers.is_empty() { None } else { self.tiers.get(subject) };
-        let rule =
-            tier.and_then(|tier| self.policy.tiers.get(*tier)).map_or(&self.policy.rule, |tier| &tier.rule);
-        (self.keys.of(subject), rule)
-    }
-
-    /// The keys that have a rule of their own.
-    pub(crate) fn exceptions(&self) -> impl Iterator<Item = (Fingerprint, &Rule)> {
-        self.tiers.keys().map(|subject| self.key(subject))
-    }
-
-    /// What the policy makes of a subject that is given as it is.
-    pub(crate) fn read_subject(&self, subject: &[u8]) -> Reading<'_> {
-        self.read_found(None, &Found::Subject(Cow::Borrowed(subject)))
-    }
-
-    /// What the policy makes of a request that it matches.
-    pub(crate) fn read(&self, request: &Request<'_>, tokens: &Tokens<'_>, prefixes: Prefixes) -> Reading<'_> {
-        let found = self.policy.subjects.iter().map(|source| find(source, request, tokens, prefixes));
-        let first = found.into_iter().find(|found| *found != Found::Nothing);
-        self.read_found(request.address, &first.unwrap_or(Found::Nothing))
-    }
-
-    fn read_found(&self, address: Option<IpAddr>, found: &Found<'_>) -> Reading<'_> {
-        let subject = if let Found::Subject(subject) = found { Some(subject.as_ref()) } else { None };
-        if self.policy.deny.holds(address, subject) {
-            return Reading::Denied;
-        }
-        if self.policy.allow.holds(address, subject) {
-            return Reading::Pass;
-        }
-        if let Some(subject) = subject {
-            let (key, rule) = self.key(subject);
-            return Reading::Key { key, rule };
-        }
-        // Who says two things at once is not let off as one who says nothing.
-        let skip = *found == Found::Nothing && self.policy.missing == Missing::Skip;
-        if skip { Reading::Pass } else { Reading::NoSubject }
-    }
-}
-
-/// What a source finds in a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found<'r> {
-    /// This subject.
-    Subject(Cow<'r, [u8]>),
-    /// None: the next source is asked.
-    Nothing,
-    /// More than one, or one longer than [`MAX_SUBJECT_BYTES`]: no other source stands in for it.
-    Unclear,
-}
-
-impl<'r, T: Into<Cow<'r, [u8]>>> From<Said<T>> for Found<'r> {
-    fn from(said: Said<T>) -> Self {
-        match said {
-            Said::Once(subject) => Found::Subject(subject.into()),
-            Said::Not => Found::Nothing,
-            Said::Ambiguously => Found::Unclear,
-        }
-    }
-}
-
-/// What `source` finds in a request.
-pub(crate) fn find<'r>(
-    source: &'r Subject,
-    request: &Request<'r>,
-    tokens: &Tokens<'_>,
-    prefixes: Prefixes,
-) -> Found<'r> {
-    let or_nothing =
-        |text: Option<String>| text.map_or(Said::Not, |text| Said::Once(text.into_bytes())).into();
-    let found: Found<'r> = match source {
-        Subject::Header(name) => request.header(name.as_str()).into(),
-        Subject::Cookie(name) => request.cookie(name).into(),
-        Subject::Query(name) => request.query_value(name).into(),
-        Subject::Bearer => request.bearer().into(),
-        Subject::Claim(name) => or_nothing(tokens.claim(request, name)),
-        Subject::Address => or_nothing(request.address.map(|address| prefixes.subject(address))),
-        Subject::Const(value) => Found::Subject(Cow::Borrowed(value.as_bytes())),
-    };
-    match found {
-        Found::Subject(subject) if subject.len() > MAX_SUBJECT_BYTES => Found::Unclear,
-        found => found,
     }
 }

@@ -33,7 +33,7 @@ pub fn run(arguments: &ReplayArgs) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     let clock = Clock::manual(0);
-    let limiter = Limiter::new(set, Salt::random(), clock.clone());
+    let limiter = Limiter::new(set.counted_here(), Salt::random(), clock.clone());
     let report = replay(&limiter, &clock, &settings.trust, &mut log)?;
     let shown = match arguments.format {
         Format::Text => text::show(&report),

@@ -22,7 +22,7 @@ listen = "nowhere"
 upstreem = "http://127.0.0.1:3000"
 
 [store]
-url = "redis://localhost"
+url = "mongodb://localhost"
 
 [[policy]]
 name = "a b"
@@ -64,7 +64,7 @@ quota = 5
     };
     at("2:10", "server.listen: `nowhere` is no address; expected one such as 127.0.0.1:8080");
     at("3:1", "server.upstreem: unknown key; did you mean `upstream`?");
-    at("6:7", "store.url: `redis://localhost` is no store of this version; expected memory: or sqlite:PATH");
+    at("6:7", "store.url: `mongodb:` begins no store of this version; expected memory:");
     at("9:8", "policy[0].name: `a b` is no name");
     at("10:9", "policy[0].quota: a quota is written LIMIT/WINDOW");
     at("14:9", "policy[1].quota: the burst is 0");
@@ -72,7 +72,7 @@ quota = 5
     at("16:12", "policy[1].subject[0]: `heder:x-user` is no subject");
     at("17:18", "policy[1].match.path: `login` matches no path; begin it with / or *");
     at("17:36", "policy[1].match.method: `P T` is no method");
-    at("18:13", "policy[1].placement: `strict` needs a store that several processes share");
+    at("18:13", "policy[1].placement: `strict` needs a store that instances share");
     at("19:9", "policy[1].class: says what on_unavailable says already");
     at("25:8", "policy[2].cost.max: missing");
     at("26:10", "policy[2].allow[0]: `10.0.0.0/99` is no network");

@@ -3,6 +3,7 @@
 //! [`Document`] holds a file and gathers its [`Problems`]; [`Section`] reads one table of it. A server with sections of its
 //! own reads them from the same document, so that a user sees all that is wrong in one go.
 
+mod placement;
 mod policy;
 mod section;
 
@@ -14,9 +15,10 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::DeTable;
 
+pub use placement::{Host, MAX_INSTANCES};
 pub use section::{Section, parse_size};
 
-use crate::{Placement, PolicySet};
+use crate::PolicySet;
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE_BYTES: usize = 4 << 20;
@@ -143,7 +145,8 @@ impl PolicySet {
         let document = Document::parse("policy", text);
         let root = document.root();
         root.ignore(&["server", "store", "log"]);
-        let set = PolicySet::read(&root, Placement::Local);
+        // The store is the caller's matter.
+        let set = PolicySet::read(&root, &Host { shared: true, ..Host::default() });
         root.finish();
         document.finish().map(|()| set)
     }

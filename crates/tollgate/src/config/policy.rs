@@ -8,10 +8,11 @@ use tollgate_core::{Algorithm, Quota, Rule};
 use tollgate_store::MAX_CHARGES;
 
 use crate::config::Section;
+use crate::config::placement::{Host, MAX_SHARDS, check_placement, placement};
 use crate::key::{MAX_SUBJECT_BYTES, fold_network};
 use crate::{
-    Class, Cost, DEFAULT_KEYS, Direction, List, MAX_POLICIES, Match, Missing, Placement, Policy, PolicySet,
-    Prefixes, Subject, Tier, Verifier,
+    Class, Cost, DEFAULT_KEYS, Direction, List, MAX_POLICIES, Match, Missing, Policy, PolicySet, Prefixes,
+    Subject, Tier, Verifier,
 };
 
 /// The largest cost that one request may be charged by configuration.
@@ -27,11 +28,11 @@ impl PolicySet {
     /// Reads the policies of a document. What is wrong is noted there, so the set means nothing unless the document then
     /// finishes without problems.
     ///
-    /// `usual` is the placement of policies that name none, which depends on the store.
-    pub fn read(root: &Section<'_>, usual: Placement) -> Self {
+    /// What placements there are depends on the store.
+    pub fn read(root: &Section<'_>, host: &Host) -> Self {
         let prefixes = root.section("keys").map(|keys| read_prefixes(&keys)).unwrap_or_default();
         let verifier = root.section("jwt").and_then(|jwt| read_verifier(&jwt));
-        let mut set = PolicySet { policies: Vec::new(), prefixes, verifier };
+        let mut set = PolicySet { policies: Vec::new(), prefixes, verifier, instances: host.instances };
         let sections = root.sections("policy");
         if sections.is_empty() {
             root.problem(
@@ -45,7 +46,7 @@ impl PolicySet {
         let mut memory = 0_usize;
         let mut everywhere = [0, 0];
         for section in sections.iter().take(MAX_POLICIES) {
-            let policy = read_policy(section, usual);
+            let policy = read_policy(section, host);
             section.finish();
             let Some(policy) = policy else { continue };
             if set.policies.iter().any(|other| other.name == policy.name) {
@@ -66,7 +67,7 @@ impl PolicySet {
                     format!("at most {MAX_CHARGES} policies can meet one request; this one is too many"),
                 );
             }
-            let bytes = tollgate_store::Table::bytes_for(policy.keys, policy.words());
+            let bytes = policy.table_bytes(host.instances);
             memory = memory.saturating_add(bytes);
             if memory > MAX_TABLE_BYTES {
                 let most = MAX_TABLE_BYTES >> 30;
@@ -112,7 +113,7 @@ fn read_verifier(jwt: &Section<'_>) -> Option<Verifier> {
     verifier.map_err(|error| jwt.problem("key_file", error)).ok()
 }
 
-fn read_policy(section: &Section<'_>, usual: Placement) -> Option<Policy> {
+fn read_policy(section: &Section<'_>, host: &Host) -> Option<Policy> {
     let name = section.parse("name", policy_name);
     if !section.has("name") {
         section.problem("name", "missing; every policy has a name");
@@ -122,8 +123,9 @@ fn read_policy(section: &Section<'_>, usual: Placement) -> Option<Policy> {
     let subjects = section.list("subject", str::parse::<Subject>);
     let cost = read_cost(section);
     let missing = section.parse("missing", str::parse::<Missing>);
-    let placement = section.parse("placement", |name| placement(name, usual));
-    let on_unavailable = read_direction(section);
+    let placement = section.parse("placement", |name| placement(name, host));
+    let shards = section.integer("shards", 2..=MAX_SHARDS);
+    let (on_unavailable, class) = read_direction(section);
     let shadow = section.boolean("shadow").unwrap_or(false);
     let (allow, deny) = (read_list(section, "allow"), read_list(section, "deny"));
     let keys = section.integer("keys", 1..=1 << 32).and_then(|keys| usize::try_from(keys).ok());
@@ -147,10 +149,12 @@ fn read_policy(section: &Section<'_>, usual: Placement) -> Option<Policy> {
         policy.keys = policy.subjects.len();
     }
     policy.missing = missing.unwrap_or(policy.missing);
-    policy.placement = placement.unwrap_or(usual);
+    policy.placement = placement.unwrap_or(host.usual);
+    policy.shards = shards.unwrap_or(policy.shards);
     policy.on_unavailable = on_unavailable.unwrap_or(policy.on_unavailable);
-    let policy = Policy { matches, shadow, allow, deny, when_full, tiers, ..policy };
+    let policy = Policy { matches, shadow, allow, deny, when_full, tiers, class, ..policy };
     check_tiers(section, &policy);
+    check_placement(section, &policy, host);
     Some(policy)
 }
 
@@ -186,21 +190,6 @@ fn policy_name(name: &str) -> Result<String, String> {
         return Err(format!("`{name}` is no name; 1 to 64 letters, digits, `-`, `_` and `.`"));
     }
     Ok(name.to_owned())
-}
-
-fn placement(name: &str, usual: Placement) -> Result<Placement, String> {
-    let known = "divided strict leased sharded approximate layered".split(' ').any(|known| known == name);
-    match name.parse() {
-        Ok(Placement::Durable) if usual != Placement::Durable => {
-            Err("`durable` needs a file: store.url = \"sqlite:PATH\"".to_owned())
-        }
-        Ok(placement) => Ok(placement),
-        Err(_) if known => Err(format!(
-            "`{name}` needs a store that several processes share, which this version does not have; expected local, or \
-             durable on sqlite:"
-        )),
-        Err(_) => Err(format!("`{name}` is no placement; expected local, or durable on sqlite:")),
-    }
 }
 
 fn read_rule(section: &Section<'_>) -> Option<Rule> {
@@ -316,13 +305,13 @@ fn read_cost(section: &Section<'_>) -> Option<Cost> {
     }
 }
 
-fn read_direction(section: &Section<'_>) -> Option<Direction> {
+fn read_direction(section: &Section<'_>) -> (Option<Direction>, Option<Class>) {
     let direction = section.parse("on_unavailable", str::parse::<Direction>);
     let class = section.parse("class", str::parse::<Class>);
     if section.has("on_unavailable") && section.has("class") {
         section.problem("class", "says what on_unavailable says already; give one of the two");
     }
-    direction.or(class.map(Class::direction))
+    (direction.or(class.map(Class::direction)), class)
 }
 
 fn read_list(section: &Section<'_>, key: &str) -> List {

@@ -1,0 +1,128 @@
+//! A refusal is a promise about the future, so it is remembered: a key refused until `x` is refused here until `x`, and a retry
+//! storm costs the store nothing.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tollgate_core::{Charge, Fingerprint, Outcome, Rule, Shape, Verdict};
+
+use crate::{Answer, Demand, Event, Intent, Store, Tally, Unanswered};
+
+/// How many refusals are remembered: a power of two. A newer one takes the place of an older one.
+const PLACES: usize = 1 << 15;
+
+/// A store that remembers whom the one inside refused. What clears a refusal early (a refund or a reset by another instance) is
+/// not seen here before its time; one by this instance is.
+#[derive(Debug)]
+pub struct Refusals<S> {
+    inner: S,
+    places: Box<[Mutex<Option<Refusal>>]>,
+    tally: Arc<Tally>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    key: Fingerprint,
+    rule: Rule,
+    cost: u64,
+    outcome: Outcome,
+    /// The store's time of the refusal, and the caller's when it asked: no later than that, so that the store's time as
+    /// it is reckoned from them is never behind.
+    store: u64,
+    sent: u64,
+}
+
+impl Refusal {
+    /// What the store would say now, as far as that is known: cells only grow, and other states are known to refuse this cost
+    /// until a time.
+    fn recall(&self, charge: &Charge<'_>, now: u64) -> Option<Outcome> {
+        if self.key != charge.key || self.rule != *charge.rule {
+            return None;
+        }
+        let passed = now.saturating_sub(self.sent);
+        let at = self.store.saturating_add(passed);
+        if charge.rule.shape() == Shape::Cell {
+            let cell = [self.outcome.cell];
+            let verdict = charge.judge(&cell, at);
+            return matches!(verdict, Verdict::Refuse { .. }).then(|| charge.outcome(verdict, &cell, at));
+        }
+        // While one unit is refused nothing is left; of other costs the standing would have to be known.
+        let Verdict::Refuse { retry_after } = self.outcome.verdict else { return None };
+        let retry_after = retry_after.checked_sub(passed).filter(|left| *left > 0)?;
+        (charge.cost == 1 && self.cost == 1).then(|| Outcome {
+            verdict: Verdict::Refuse { retry_after },
+            reset_after: self.outcome.reset_after.saturating_sub(passed),
+            ..self.outcome
+        })
+    }
+}
+
+impl<S> Refusals<S> {
+    /// Remembers the refusals of `inner`.
+    pub fn new(inner: S, tally: Arc<Tally>) -> Self {
+        Refusals { inner, places: (0..PLACES).map(|_| Mutex::new(None)).collect(), tally }
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "any bits of a hash will do")]
+    fn place(&self, key: Fingerprint) -> Option<&Mutex<Option<Refusal>>> {
+        self.places.get(key.0 as usize & (PLACES - 1))
+    }
+
+    fn recall(&self, charge: &Charge<'_>, now: u64) -> Option<Outcome> {
+        let place = self.place(charge.key)?.lock().unwrap_or_else(PoisonError::into_inner);
+        place.as_ref().filter(|_| charge.cost > 0)?.recall(charge, now)
+    }
+
+    /// The answer, when a charge of the demand is known to be refused: the store need not be asked about the others.
+    fn known(&self, demand: &Demand<'_>, now: u64) -> Option<Answer> {
+        let mut answer = Answer::new(now, 0);
+        let mut refused = false;
+        for charge in demand.charges() {
+            let known = self.recall(charge, now);
+            refused |= known.is_some();
+            answer.push(known.unwrap_or_else(|| charge.unasked()));
+        }
+        refused.then_some(answer)
+    }
+
+    /// Remembers who was refused, and what became of those who had been and now are not.
+    fn remember(&self, demand: &Demand<'_>, answer: &Answer, sent: u64) {
+        for (charge, outcome) in demand.charges().iter().zip(answer.outcomes()).filter(|(c, _)| c.cost > 0) {
+            let Some(place) = self.place(charge.key) else { continue };
+            let Charge { key, rule, cost, .. } = *charge;
+            let refusal = Refusal { key, rule: *rule, cost, outcome: *outcome, store: answer.now, sent };
+            let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+            let refused = matches!(outcome.verdict, Verdict::Refuse { .. });
+            let moved = answer.is_admit() && place.is_some_and(|known| known.key == key);
+            if refused || moved {
+                *place = Some(refusal);
+            }
+        }
+    }
+
+    fn clear(&self, demand: &Demand<'_>) {
+        for charge in demand.charges() {
+            let Some(place) = self.place(charge.key) else { continue };
+            let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+            if place.is_some_and(|refusal| refusal.key == charge.key) {
+                *place = None;
+            }
+        }
+    }
+}
+
+impl<S: Store> Store for Refusals<S> {
+    async fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
+        if !matches!(demand.intent(), Intent::Take { .. }) {
+            let answer = self.inner.decide(demand, now).await;
+            self.clear(demand);
+            return answer;
+        }
+        if let Some(answer) = self.known(demand, now) {
+            self.tally.add(Event::Remembered, 1);
+            return Ok(answer);
+        }
+        let answer = self.inner.decide(demand, now).await?;
+        self.remember(demand, &answer, now);
+        Ok(answer)
+    }
+}

@@ -1,0 +1,291 @@
+//! One demand over several places: what is counted in this process, and what in the store that instances share.
+//!
+//! What can be decided at once is; places are asked in turn, the cheapest first, and a later refusal gives the earlier
+//! charges back: never over a bound, for a moment under it.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use tollgate_core::{Charge, Fingerprint, Outcome, Rule, Verdict};
+use tollgate_store::{Answer, Demand, Intent, MAX_CHARGES, Shared, Store, Unanswered};
+
+use crate::Reason;
+use crate::decision::Ruling;
+use crate::placement::{Placement, shard};
+use crate::policies::{Plan, Policies, parts, rule_on};
+use crate::policy::{Class, Direction};
+use crate::ready::Ready;
+
+/// The store that instances share, as it is asked by placement: each the same store behind wrappers of its own.
+#[derive(Clone, Debug)]
+pub struct Stacks {
+    /// For [`Placement::Strict`], [`Placement::Sharded`] and [`Placement::Layered`].
+    pub strict: Shared,
+    /// For [`Placement::Leased`].
+    pub leased: Shared,
+    /// For [`Placement::Approximate`].
+    pub approximate: Shared,
+    /// How much this instance admits while the store is out of reach, over all policies of class [`Class::Read`].
+    pub read_cap: ReadCap,
+}
+
+/// A limit of this process for everybody together.
+#[derive(Clone, Debug)]
+pub struct ReadCap {
+    rule: Rule,
+    cell: Arc<std::sync::Mutex<[u64; 1]>>,
+}
+
+impl ReadCap {
+    /// At most this, by GCRA.
+    pub fn new(quota: tollgate_core::Quota) -> Self {
+        ReadCap { rule: Rule::gcra(quota), cell: Arc::default() }
+    }
+
+    fn admits(&self, now: u64) -> bool {
+        let charge = Charge { policy: 0, key: Fingerprint::default(), rule: &self.rule, cost: 1 };
+        let mut cell = self.cell.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        charge.decide(&mut *cell, now).verdict.is_admit()
+    }
+}
+
+/// Where a charge is decided, the cheapest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Here,
+    Approximate,
+    Leased,
+    Strict,
+}
+
+const PLACES: [Place; 4] = [Place::Here, Place::Approximate, Place::Leased, Place::Strict];
+
+impl Placement {
+    const fn place(self) -> Place {
+        match self {
+            Placement::Local | Placement::Divided | Placement::Durable => Place::Here,
+            Placement::Approximate => Place::Approximate,
+            Placement::Leased => Place::Leased,
+            Placement::Strict | Placement::Sharded | Placement::Layered => Place::Strict,
+        }
+    }
+}
+
+/// The places of one generation of policies.
+pub(crate) struct Places<'p, S> {
+    pub(crate) policies: &'p Policies,
+    pub(crate) here: &'p S,
+    pub(crate) stacks: Option<&'p Stacks>,
+}
+
+/// Charges with their places in the demand.
+type Group<'d> = (Demand<'d>, ArrayVec<usize, MAX_CHARGES>);
+
+impl<S: Store> Places<'_, S> {
+    /// Decides a demand: all admit and are charged, or none is.
+    pub(crate) async fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
+        if !self.policies.share() {
+            return self.here.decide(demand, now).await;
+        }
+        if let Some(refused) = self.first_layer(demand, now).await? {
+            return Ok(refused);
+        }
+        let mut groups = PLACES.iter().map(|place| (*place, self.group(demand, *place)));
+        let mut groups: ArrayVec<(Place, Group<'_>), 4> =
+            groups.by_ref().filter(|(_, (_, indices))| !indices.is_empty()).collect();
+        if groups.len() <= 1 {
+            let place = groups.pop().map_or(Place::Here, |(place, _)| place);
+            return self.ask(place, demand, now).await;
+        }
+        self.in_turn(demand, &groups, now).await
+    }
+
+    async fn ask(&self, place: Place, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
+        match (place, self.stacks) {
+            (Place::Here, _) => self.here.decide(demand, now).await,
+            (_, None) => Err(Unanswered::Unavailable),
+            (Place::Approximate, Some(stacks)) => stacks.approximate.decide(demand, now).await,
+            (Place::Leased, Some(stacks)) => stacks.leased.decide(demand, now).await,
+            (Place::Strict, Some(stacks)) => stacks.strict.decide(demand, now).await,
+        }
+    }
+
+    fn place(&self, charge: &Charge<'_>) -> Place {
+        self.policies.get(charge.policy).map_or(Place::Here, |policy| policy.placement.place())
+    }
+
+    fn group<'d>(&self, demand: &Demand<'d>, place: Place) -> Group<'d> {
+        let mut group = (Demand::new(), ArrayVec::new());
+        for (index, charge) in demand.charges().iter().enumerate() {
+            if self.place(charge) == place && group.0.push(*charge).is_ok() {
+                group.1.push(index);
+            }
+        }
+        group
+    }
+
+    async fn in_turn(
+        &self,
+        demand: &Demand<'_>,
+        groups: &[(Place, Group<'_>)],
+        now: u64,
+    ) -> Result<Answer, Unanswered> {
+        let mut outcomes: ArrayVec<Outcome, MAX_CHARGES> =
+            demand.charges().iter().map(Charge::unasked).collect();
+        let mut charged: ArrayVec<(Place, &Group<'_>, u64), 4> = ArrayVec::new();
+        let mut answer = Answer::new(now, 1);
+        for (place, group) in groups {
+            let asked = self.ask(*place, &group.0, now).await;
+            if asked.as_ref().map_or(true, |answer| !answer.is_admit()) {
+                for (place, group, at) in &charged {
+                    let back = group.0.clone().to(Intent::GiveBack { charged: *at });
+                    // What fails stays charged until time gives it back.
+                    if let Ok(back) = self.ask(*place, &back, now).await {
+                        set(&mut outcomes, group, &back);
+                    }
+                }
+            }
+            let part = asked?;
+            answer.now = answer.now.max(part.now);
+            set(&mut outcomes, group, &part);
+            if !part.is_admit() {
+                answer.admitted = 0;
+                break;
+            }
+            charged.push((*place, group, part.charged));
+        }
+        outcomes.into_iter().for_each(|outcome| answer.push(outcome));
+        Ok(answer)
+    }
+
+    /// Charges the first layers of layered policies, which count what is tried. The answer, when one refuses.
+    async fn first_layer(&self, demand: &Demand<'_>, now: u64) -> Result<Option<Answer>, Unanswered> {
+        for (index, charge) in demand.charges().iter().enumerate() {
+            let counted = self.policies.ready(charge.policy).and_then(|ready| ready.counted(charge.rule));
+            let Some(first) = counted.and_then(|counted| counted.first) else { continue };
+            let tried = Charge { key: first_key(charge.key), rule: &first, ..*charge };
+            let tried = self.here.decide(&Demand::of(tried), now).await?;
+            if tried.is_admit() {
+                continue;
+            }
+            let mut refused = Answer::new(now, 0);
+            for (other, charge) in demand.charges().iter().enumerate() {
+                let outcome = tried.outcomes().first().filter(|_| other == index);
+                // The limit that is published is the policy's, of which nothing is left.
+                refused.push(outcome.map_or_else(
+                    || charge.unasked(),
+                    |outcome| Outcome { limit: charge.rule.capacity(), remaining: 0, ..*outcome },
+                ));
+            }
+            return Ok(Some(refused));
+        }
+        Ok(None)
+    }
+
+    /// What is answered when the count is out of reach: that of the policies' directions that lets least through. What is
+    /// counted in this process is still counted, and what is counted here meanwhile is.
+    pub(crate) async fn without_store(
+        &self,
+        policies: Arc<Policies>,
+        demand: &Demand<'_>,
+        now: u64,
+    ) -> Ruling {
+        let mut directions: ArrayVec<(&Ready, Direction), MAX_CHARGES> = ArrayVec::new();
+        let mut rules: ArrayVec<(Charge<'_>, Option<Rule>), MAX_CHARGES> = ArrayVec::new();
+        for charge in demand.charges() {
+            let Some(ready) = self.policies.ready(charge.policy) else { continue };
+            let shared = ready.policy.placement.is_shared();
+            // A count in this process alone is never out of reach, so its policy has no say.
+            if shared || ready.policy.placement == Placement::Durable {
+                directions.push((ready, ready.policy.on_unavailable));
+            }
+            let instead = ready.counted(charge.rule).and_then(|counted| counted.instead);
+            if !shared || instead.is_some() {
+                rules.push((*charge, instead));
+            }
+        }
+        let of = |wanted| directions.iter().find(|(_, direction)| *direction == wanted).copied();
+        let first = of(Direction::Refuse).or(of(Direction::Local)).or(directions.first().copied());
+        let decided = first.map(|(ready, _)| ready.index);
+        let capped = directions.iter().find(|(ready, _)| ready.policy.class == Some(Class::Read));
+        let refused = first.is_some_and(|(_, direction)| direction == Direction::Refuse);
+        let over_cap = capped.is_some() && !self.stacks.is_none_or(|stacks| stacks.read_cap.admits(now));
+        let mut ruling = if refused || over_cap {
+            let scope = if refused { decided } else { capped.map(|(ready, _)| ready.index) };
+            Ruling::new(policies, now, Reason::Unavailable, scope)
+        } else if self.policies.share() && !rules.is_empty() {
+            self.meanwhile(policies, &rules, now).await
+        } else {
+            Ruling::new(policies, now, Reason::Admitted, decided)
+        };
+        ruling.fallback = first.map(|(_, direction)| direction);
+        ruling
+    }
+
+    /// Decides in this process what is counted here anyway, and what is counted here meanwhile.
+    async fn meanwhile(
+        &self,
+        policies: Arc<Policies>,
+        rules: &[(Charge<'_>, Option<Rule>)],
+        now: u64,
+    ) -> Ruling {
+        let mut demand = Demand::new();
+        for (charge, instead) in rules {
+            let charge = match instead {
+                Some(rule) => Charge { key: instead_key(charge.key), rule, ..*charge },
+                None => *charge,
+            };
+            let _never_more_than_there_were = demand.push(charge);
+        }
+        match self.here.decide(&demand, now).await {
+            Ok(answer) => rule_on(policies, &demand, &answer),
+            Err(_) => Ruling::new(policies, now, Reason::Unavailable, None),
+        }
+    }
+
+    /// Adds what the watching policies would have decided, each alone. One that cannot be asked just now is not watched.
+    pub(crate) async fn watch(&self, plan: &Plan<'_>, now: u64, ruling: &mut Ruling) {
+        for charge in &plan.shadows {
+            if let Ok(answer) = self.ask(self.place(charge), &Demand::of(*charge), now).await {
+                ruling.shadows.extend(parts(self.policies, std::slice::from_ref(charge), &answer));
+            }
+        }
+    }
+
+    /// Forgets a subject wherever it is counted, and gives whether it was known.
+    pub(crate) async fn forget(&self, ready: &Ready, subject: &[u8], now: u64) -> Result<bool, Unanswered> {
+        let (key, rule) = ready.key(subject);
+        let place = ready.policy.placement.place();
+        let forget = |key| Demand::of(Charge { policy: ready.index, key, rule, cost: 0 }).to(Intent::Forget);
+        if place != Place::Here {
+            for key in [first_key(key), instead_key(key)] {
+                self.here.decide(&forget(key), now).await?;
+            }
+        }
+        let mut known = false;
+        for n in 0..ready.policy.spread() {
+            known |= self.ask(place, &forget(shard(key, n)), now).await?.admitted > 0;
+        }
+        Ok(known)
+    }
+}
+
+fn set(outcomes: &mut [Outcome], group: &Group<'_>, answer: &Answer) {
+    for (index, outcome) in group.1.iter().zip(answer.outcomes()) {
+        if let Some(slot) = outcomes.get_mut(*index) {
+            // What was given back was admitted before, by itself.
+            let kept = slot.verdict != Verdict::Unasked && outcome.verdict.is_admit();
+            *slot = Outcome { verdict: if kept { slot.verdict } else { outcome.verdict }, ..*outcome };
+        }
+    }
+}
+
+/// The key under which the first layer counts here.
+const fn first_key(key: Fingerprint) -> Fingerprint {
+    Fingerprint(key.0 ^ 0x6669_7273_745F_6C61_7965_725F_6865_7265)
+}
+
+/// The key under which a count that is out of reach is kept here meanwhile.
+const fn instead_key(key: Fingerprint) -> Fingerprint {
+    Fingerprint(key.0 ^ 0x696E_7374_6561_645F_6F66_5F74_6865_7265)
+}

@@ -1,0 +1,103 @@
+//! The wrappers around a shared store, in the order that a configuration asks for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate_core::Quota;
+use tollgate_store::around::{Wrapper, stack};
+use tollgate_store::{Shared, Store, Tally};
+
+use crate::{ReadCap, Stacks};
+
+/// How a shared store is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Around {
+    /// How long a decision may take, with all that it has to wait for.
+    pub deadline: Duration,
+    /// Which wrappers stand around it, the first outermost: `refusals`, `deadline`, `coalescing` and `breaker`, each at most
+    /// once.
+    pub order: Vec<&'static str>,
+    /// The most units of a lease.
+    pub lease: u64,
+    /// How often approximate counts are brought in line.
+    pub sync: Duration,
+    /// How much this instance admits while the store is out of reach, over all policies of class `read`.
+    pub read_cap: Quota,
+    /// Whether keys of one demand may be on different servers, so that they are asked in turn.
+    pub singly: bool,
+}
+
+/// The wrappers that a configuration may name, in their usual order.
+pub const WRAPPERS: [&str; 4] = ["refusals", "deadline", "coalescing", "breaker"];
+
+/// 1,000 a second, 1,000 at once.
+#[allow(clippy::panic, reason = "when this is compiled, or never")]
+const READ_CAP: Quota = match Quota::per_second(1_000).quota() {
+    Ok(quota) => quota,
+    Err(_) => panic!("a valid quota"),
+};
+
+impl Default for Around {
+    fn default() -> Self {
+        Around {
+            deadline: Duration::from_millis(50),
+            order: WRAPPERS.to_vec(),
+            lease: 100,
+            sync: Duration::from_millis(100),
+            read_cap: READ_CAP,
+            singly: false,
+        }
+    }
+}
+
+impl Around {
+    /// The wrappers of a placement that asks strictly, the first outermost.
+    pub fn strict(&self) -> Vec<Wrapper> {
+        self.with(None)
+    }
+
+    /// The wrappers of the leased placement: leases stand inside coalescing, so that a key is bought for once at a time.
+    pub fn leased(&self) -> Vec<Wrapper> {
+        self.with(Some(Wrapper::Leases(self.lease)))
+    }
+
+    /// The wrappers of the approximate placement.
+    pub fn approximate(&self) -> Vec<Wrapper> {
+        let mut wrappers = self.with(None);
+        wrappers.insert(usize::from(self.singly), Wrapper::Approximate(self.sync));
+        wrappers
+    }
+
+    /// The breaker is one for all, and not among these.
+    fn with(&self, leases: Option<Wrapper>) -> Vec<Wrapper> {
+        let mut wrappers = Vec::new();
+        wrappers.extend(self.singly.then_some(Wrapper::Singly));
+        for name in &self.order {
+            match *name {
+                "refusals" => wrappers.push(Wrapper::Refusals),
+                "deadline" => wrappers.push(Wrapper::Deadline(self.deadline)),
+                "coalescing" => wrappers.push(Wrapper::Coalescing),
+                _ => {}
+            }
+        }
+        wrappers.extend(leases);
+        wrappers
+    }
+
+    fn breaker(&self) -> &[Wrapper] {
+        if self.order.contains(&"breaker") { &[Wrapper::Breaker] } else { &[] }
+    }
+}
+
+impl Stacks {
+    /// Wraps a store for each placement. What is given up by one is given up by all: the breaker is shared.
+    pub fn around(store: impl Store + 'static, tally: Arc<Tally>, around: &Around) -> Self {
+        let store = stack(Shared::new(store, tally), around.breaker());
+        Stacks {
+            strict: stack(store.clone(), &around.strict()),
+            leased: stack(store.clone(), &around.leased()),
+            approximate: stack(store, &around.approximate()),
+            read_cap: ReadCap::new(around.read_cap),
+        }
+    }
+}
