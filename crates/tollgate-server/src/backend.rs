@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::redis::{Address, Options, Redis};
+use tollgate::postgres::{self, Postgres};
+use tollgate::redis::{self, Address, Redis};
 use tollgate::{
     Answer, Clock, Demand, Durable, InProcess, Limiter, Memory, PolicySet, Remote, Salt, Stacks, Store,
     Tally, Unanswered,
@@ -35,8 +36,8 @@ impl Backend {
         let path = match &settings.url {
             StoreUrl::Sqlite(path) => path,
             StoreUrl::Memory => return Ok(in_process(set, salt)),
-            StoreUrl::Redis(url) => {
-                let stacks = on_redis(url, settings, &salt)?;
+            StoreUrl::Redis(_) | StoreUrl::Postgres(_) => {
+                let stacks = stacks(settings, salt.check())?;
                 return Ok(in_process(set, salt).store(stacks));
             }
         };
@@ -58,22 +59,51 @@ fn in_process(set: PolicySet, salt: Salt) -> Limiter<Backend> {
     Limiter::with_store(set, salt, Clock::system(), |_, memory| Backend::Memory(memory))
 }
 
-fn on_redis(url: &str, settings: &StoreSettings, salt: &Salt) -> Result<Stacks, Failure> {
-    let mut address = Address::parse(url).map_err(|error| Failure::Wrong(format!("store.url: {error}")))?;
-    if let Some(path) = &settings.ca {
-        address = address.with_authority(std::fs::read(path).map_err(|error| Failure::file(path, &error))?);
+/// What stands around the shared store of these settings.
+fn stacks(settings: &StoreSettings, salt: u64) -> Result<Stacks, Failure> {
+    let tally = Arc::new(Tally::default());
+    let authority = settings.ca.as_ref();
+    let authority = authority.map(|path| std::fs::read(path).map_err(|error| Failure::file(path, &error)));
+    let (authority, wrong) = (authority.transpose()?, |error| Failure::Wrong(format!("store.url: {error}")));
+    match &settings.url {
+        StoreUrl::Postgres(url) => {
+            let server = Postgres::new(url, postgres_options(settings, salt, authority)).map_err(wrong)?;
+            let remote = Remote::new(server, Arc::clone(&tally));
+            Ok(Stacks::around(remote, tally, &settings.around))
+        }
+        StoreUrl::Redis(url) => {
+            let address = Address::parse(url).map_err(wrong)?;
+            let address = match authority {
+                Some(pem) => address.with_authority(pem),
+                None => address,
+            };
+            let remote = Remote::new(Redis::new(address, redis_options(settings, salt)), Arc::clone(&tally));
+            Ok(Stacks::around(remote, tally, &settings.around))
+        }
+        StoreUrl::Memory | StoreUrl::Sqlite(_) => Err(wrong("is not shared".to_owned())),
     }
-    let options = Options {
+}
+
+fn redis_options(settings: &StoreSettings, salt: u64) -> redis::Options {
+    redis::Options {
         prefix: settings.prefix.clone(),
         clock_slack: settings.clock_slack,
         wait_replicas: settings.wait_replicas,
         deadline: settings.around.deadline,
-        salt: Some(salt.check()),
-    };
-    let around = tollgate::Around { singly: settings.url.spreads_keys(), ..settings.around.clone() };
-    let tally = Arc::new(Tally::default());
-    let remote = Remote::new(Redis::new(address, options), Arc::clone(&tally));
-    Ok(Stacks::around(remote, tally, &around))
+        salt: Some(salt),
+    }
+}
+
+fn postgres_options(settings: &StoreSettings, salt: u64, authority: Option<Vec<u8>>) -> postgres::Options {
+    postgres::Options {
+        schema: settings.schema.clone(),
+        logged: settings.logged,
+        connections: settings.connections,
+        clock_slack: settings.clock_slack,
+        deadline: settings.around.deadline,
+        salt: Some(salt),
+        authority,
+    }
 }
 
 /// How often it is looked whether the shared store is given up or found again.

@@ -49,7 +49,7 @@ pub struct ServeArgs {
     /// The origin that the gateway stands in front of; several take turns
     #[arg(long, env = "TOLLGATE_UPSTREAM", value_name = "URL", value_delimiter = ',')]
     pub upstream: Vec<String>,
-    /// Where the counts live: memory:, sqlite:PATH or redis://HOST:PORT [default: memory:]
+    /// Where the counts live: memory:, sqlite:PATH, redis://HOST:PORT or postgres://HOST/DB [default: memory:]
     #[arg(long, env = "TOLLGATE_STORE", value_name = "URL")]
     pub store: Option<String>,
     /// Without a file: how much each client address is allowed [default: 100/1m burst 100]

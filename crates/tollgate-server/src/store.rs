@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tollgate::config::{Host, MAX_INSTANCES, Section};
+use tollgate::postgres::{Options, Postgres};
 use tollgate::redis::Address;
 use tollgate::{Around, Durability, Placement, Quota, Rule, WRAPPERS};
 
@@ -21,6 +22,8 @@ pub enum StoreUrl {
     Sqlite(PathBuf),
     /// `redis://..` and its kin.
     Redis(String),
+    /// `postgres://..`.
+    Postgres(String),
 }
 
 impl fmt::Display for StoreUrl {
@@ -29,7 +32,7 @@ impl fmt::Display for StoreUrl {
         match self {
             StoreUrl::Memory => f.write_str("memory:"),
             StoreUrl::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-            StoreUrl::Redis(url) => {
+            StoreUrl::Redis(url) | StoreUrl::Postgres(url) => {
                 let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
                 write!(f, "{scheme}://{}", rest.rsplit_once('@').map_or(rest, |(_, host)| host))
             }
@@ -57,10 +60,15 @@ impl StoreUrl {
                 Address::parse(text).map_err(|error| format!("the store's URL: {error}"))?;
                 Ok(StoreUrl::Redis(text.to_owned()))
             }
+            _ if matches!(scheme, "postgres" | "postgresql") => {
+                Postgres::new(text, Options::default())
+                    .map_err(|error| format!("the store's URL: {error}"))?;
+                Ok(StoreUrl::Postgres(text.to_owned()))
+            }
             // It may hold a password, so only its beginning is repeated.
             _ => Err(format!(
                 "`{scheme}:` begins no store of this version; expected memory:, sqlite:PATH, redis://HOST:PORT, \
-                 redis+cluster://HOST:PORT,HOST:PORT or redis+sentinel://HOST:PORT/MASTER (rediss for TLS)"
+                 redis+cluster://HOST:PORT,HOST:PORT, redis+sentinel://HOST:PORT/MASTER (rediss for TLS) or postgres://HOST/DB"
             )),
         }
     }
@@ -70,13 +78,13 @@ impl StoreUrl {
         match self {
             StoreUrl::Memory => Placement::Local,
             StoreUrl::Sqlite(_) => Placement::Durable,
-            StoreUrl::Redis(_) => Placement::Strict,
+            StoreUrl::Redis(_) | StoreUrl::Postgres(_) => Placement::Strict,
         }
     }
 
     /// Whether instances share it.
     pub const fn is_shared(&self) -> bool {
-        matches!(self, StoreUrl::Redis(_))
+        matches!(self, StoreUrl::Redis(_) | StoreUrl::Postgres(_))
     }
 
     /// Whether keys of one request may be on different servers.
@@ -107,6 +115,12 @@ pub struct StoreSettings {
     pub prefix: String,
     /// How far a server's clock may step back.
     pub clock_slack: Duration,
+    /// The schema that holds the counts on PostgreSQL.
+    pub schema: String,
+    /// Whether counts on PostgreSQL survive a crash of the server.
+    pub logged: bool,
+    /// How many connections to PostgreSQL.
+    pub connections: usize,
     /// Replicas that must have a charge before it is admitted.
     pub wait_replicas: u32,
     /// The certificates that the server is verified by, instead of the web's.
@@ -123,6 +137,9 @@ impl Default for StoreSettings {
             instances: 1,
             prefix: "tollgate:".to_owned(),
             clock_slack: Duration::from_secs(10),
+            schema: "tollgate".to_owned(),
+            logged: true,
+            connections: 4,
             wait_replicas: 0,
             ca: None,
             around: Around::default(),
@@ -138,12 +155,16 @@ impl StoreSettings {
         let beside = |path: PathBuf| section.document().beside(path.to_str().unwrap_or_default());
         let found = if let StoreUrl::Sqlite(path) = found { StoreUrl::Sqlite(beside(path)) } else { found };
         let replicas = section.integer("wait_replicas", 0..=64).and_then(|n| u32::try_from(n).ok());
+        let connections = section.integer("connections", 1..=1_000).and_then(|n| usize::try_from(n).ok());
         let mut settings = StoreSettings {
             url: url.cloned().unwrap_or(found),
             durability: section.parse("durability", durability).unwrap_or_default(),
             instances: section.integer("instances", 1..=MAX_INSTANCES).unwrap_or(1),
             prefix: section.parse("prefix", prefix).unwrap_or(usual.prefix),
             clock_slack: section.duration("clock_slack").map_or(usual.clock_slack, Duration::from_nanos),
+            schema: section.text("schema").map_or(usual.schema, str::to_owned),
+            logged: section.boolean("logged").unwrap_or(usual.logged),
+            connections: connections.unwrap_or(usual.connections),
             wait_replicas: replicas.unwrap_or(0),
             ca: section.text("ca").map(|file| section.document().beside(file)),
             around: read_around(section),
@@ -152,6 +173,12 @@ impl StoreSettings {
             section.problem("wait_replicas", "is not there on a cluster");
         }
         settings.around.singly = settings.url.spreads_keys();
+        if let StoreUrl::Postgres(url) = &settings.url {
+            let options = Options { schema: settings.schema.clone(), ..Options::default() };
+            if let Err(error) = Postgres::new(url, options) {
+                section.problem("schema", error);
+            }
+        }
         section.finish();
         settings
     }

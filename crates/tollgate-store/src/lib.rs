@@ -29,6 +29,8 @@ pub mod durable;
 #[cfg(feature = "sqlite")]
 mod journal;
 mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "shared")]

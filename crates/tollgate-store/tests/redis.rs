@@ -1,86 +1,24 @@
 //! The shared store keeps every law on a real Redis, and on a real Valkey where there is one.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
 use tollgate_core::{Algorithm, Charge, Fingerprint, Quota, Rule, SECOND, Verdict};
+use tollgate_harness::{Blocking, RedisServer};
 use tollgate_store::around::Deadline;
 use tollgate_store::redis::{Address, Options, Redis, fits};
-use tollgate_store::{Answer, Demand, Remote, Store, Tally, Unanswered};
+use tollgate_store::{Demand, Remote, Store, Tally, Unanswered};
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-/// A server on a free port. It ends with the tests: a shell between holds a pipe to them, and ends it when that closes.
-struct Server {
-    lifeline: Child,
-    url: String,
-    port: u16,
-}
-
-impl Server {
-    fn start(program: &str) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let number = port.to_string();
-        let mut command = Command::new("sh");
-        command.args(["-c", "\"$0\" \"$@\" >/dev/null 2>&1 & read -r _; kill -CONT $!; kill $!", program]);
-        command.args([
-            "--port",
-            &number,
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--dir",
-            "/tmp",
-        ]);
-        let lifeline =
-            command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let server = Server { lifeline, url: format!("redis://127.0.0.1:{port}"), port };
-        let mut tries = 0;
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            tries += 1;
-            assert!(tries < 2_000, "{program} does not start; ./test.sh installs it");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        server
-    }
-
-    fn signal(&self, name: &str, pid: &str) {
-        assert!(Command::new("kill").args([name, pid]).status().unwrap().success());
-    }
-
-    fn pid(&self) -> String {
-        let told = self.command(&["INFO", "server"]);
-        let line = told.lines().find_map(|line| line.strip_prefix("process_id:"));
-        line.expect("a server tells its process").trim().to_owned()
-    }
-
-    fn command(&self, words: &[&str]) -> String {
-        let port = self.port.to_string();
-        let output = Command::new("redis-cli").args(["-p", &port]).args(words).output().unwrap();
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.lifeline.stdin.take());
-        let _reaped = self.lifeline.wait();
-    }
-}
-
 /// One server for all laws of a program; its process ends with the tests.
-static REDIS: LazyLock<Server> = LazyLock::new(|| Server::start("redis-server"));
-static VALKEY: LazyLock<Option<Server>> = LazyLock::new(|| {
+static REDIS: LazyLock<RedisServer> = LazyLock::new(|| RedisServer::start("redis-server"));
+static VALKEY: LazyLock<Option<RedisServer>> = LazyLock::new(|| {
     let path = std::env::var_os("TOLLGATE_VALKEY").map(PathBuf::from)?;
-    Some(Server::start(path.to_str()?))
+    Some(RedisServer::start(path.to_str()?))
 });
 
 /// Whose time decides.
@@ -90,19 +28,6 @@ enum Time {
     Caller,
 }
 
-/// The store, awaited in place: laws run on threads of their own.
-struct Blocking<S>(S);
-
-impl<S: Store> Store for Blocking<S> {
-    fn decide(
-        &self,
-        demand: &Demand<'_>,
-        now: u64,
-    ) -> impl Future<Output = Result<Answer, Unanswered>> + Send {
-        std::future::ready(RUNTIME.block_on(self.0.decide(demand, now)))
-    }
-}
-
 fn prefixed(url: &str, prefix: &str, time: Time) -> Remote<Redis> {
     let options =
         Options { prefix: prefix.to_owned(), deadline: Duration::from_secs(10), ..Options::default() };
@@ -110,17 +35,17 @@ fn prefixed(url: &str, prefix: &str, time: Time) -> Remote<Redis> {
     if let Time::Caller = time { store.by_callers_time() } else { store }
 }
 
-fn store(server: &Server, time: Time) -> Remote<Redis> {
+fn store(server: &RedisServer, time: Time) -> Remote<Redis> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     prefixed(&server.url, &format!("test{}:", NUMBER.fetch_add(1, Ordering::Relaxed)), time)
 }
 
 fn on_redis(_rules: &[Rule]) -> Blocking<Remote<Redis>> {
-    Blocking(store(&REDIS, Time::Caller))
+    Blocking::new(store(&REDIS, Time::Caller), RUNTIME.handle())
 }
 
 fn on_valkey(_rules: &[Rule]) -> Blocking<Remote<Redis>> {
-    Blocking(store(VALKEY.as_ref().unwrap_or(&REDIS), Time::Caller))
+    Blocking::new(store(VALKEY.as_ref().unwrap_or(&REDIS), Time::Caller), RUNTIME.handle())
 }
 
 tollgate_harness::conformance!(redis, on_redis);
@@ -188,7 +113,7 @@ fn numbers_are_exact_at_the_edges() {
 
 #[test]
 fn a_flushed_script_is_not_seen_and_keys_expire_at_their_own_time() {
-    let server = Server::start("redis-server");
+    let server = RedisServer::start("redis-server");
     let store = store(&server, Time::Server);
     for (key, algorithm) in
         [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingCounter, Algorithm::SlidingLog]
@@ -245,13 +170,12 @@ fn a_server_that_is_away_is_said_so_within_the_deadline_and_found_again() {
     };
     let nobody = within("redis://127.0.0.1:1", Duration::from_millis(50));
     assert_eq!(ask(&nobody, &rule, 1, 1, 0), Err(Unanswered::Unavailable));
-    let server = Server::start("redis-server");
+    let server = RedisServer::start("redis-server");
     let store = within(&server.url, Duration::from_secs(1));
     assert!(ask(&store, &rule, 1, 1, 0).is_ok());
-    let pid = server.pid();
-    server.signal("-STOP", &pid);
+    server.signal("-STOP");
     assert_eq!(ask(&store, &rule, 1, 1, 0), Err(Unanswered::Unavailable));
-    server.signal("-CONT", &pid);
+    server.signal("-CONT");
     let mut tries = 0;
     while ask(&store, &rule, 1, 0, 0).is_err() {
         tries += 1;
@@ -292,7 +216,7 @@ fn a_changed_rule_applies_at_once_and_keeps_what_was_used_also_when_instances_di
 
 #[test]
 fn a_key_that_lost_its_expiry_gets_it_back_and_one_of_another_kind_is_an_error() {
-    let server = Server::start("redis-server");
+    let server = RedisServer::start("redis-server");
     let store = prefixed(&server.url, "x:", Time::Server);
     for (key, algorithm) in [Algorithm::Gcra, Algorithm::SlidingLog].into_iter().enumerate() {
         let rule = rule("10/1m", algorithm);

@@ -97,6 +97,8 @@ pub use tollgate_core::{
 };
 #[cfg(feature = "sqlite")]
 pub use tollgate_store::durable::{Durability, Durable, JournalError};
+#[cfg(feature = "postgres")]
+pub use tollgate_store::postgres;
 #[cfg(feature = "redis")]
 pub use tollgate_store::redis;
 pub use tollgate_store::{

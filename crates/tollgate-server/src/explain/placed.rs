@@ -75,7 +75,15 @@ fn clock(policy: &Policy, store: &StoreSettings) -> String {
                     .to_owned(),
                 n => format!("a charge is admitted when {n} replicas have it"),
             };
-            let replicas = if matches!(store.url, StoreUrl::Redis(_)) { replicas } else { String::new() };
+            let replicas = match (&store.url, store.logged) {
+                (StoreUrl::Postgres(_), true) => {
+                    "a crash of the server forgets nothing that it had committed".to_owned()
+                }
+                (StoreUrl::Postgres(_), false) => {
+                    "a crash of the server forgets the counts (store.logged = false)".to_owned()
+                }
+                _ => replicas,
+            };
             format!(
                 "the clock is the store's, and may step back by {slack} (store.clock_slack) but not further; {replicas}"
             )
