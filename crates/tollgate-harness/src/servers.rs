@@ -145,6 +145,20 @@ impl RedisServer {
         server
     }
 
+    /// Starts a Sentinel with this file, which it rewrites.
+    pub fn sentinel(file: &Path) -> Self {
+        let port = free_port();
+        let folder = folder("sentinel", port);
+        let arguments =
+            [file.display().to_string(), "--sentinel".to_owned(), "--port".to_owned(), port.to_string()];
+        let url = format!("redis://127.0.0.1:{port}");
+        let program = "redis-server".to_owned();
+        let mut server =
+            RedisServer { lifeline: None, program, arguments: arguments.to_vec(), folder, port, url };
+        server.restart();
+        server
+    }
+
     /// Starts it (again), on the same port, empty.
     pub fn restart(&mut self) {
         self.kill();

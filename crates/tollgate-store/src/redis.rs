@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
-use ::redis::{Cmd, FromRedisValue, Pipeline, RedisError, RedisResult, Script, Value, cmd, pipe};
+use ::redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisResult, Script, Value, cmd, pipe};
 use arrayvec::ArrayVec;
 use tokio::sync::Mutex;
 use tollgate_core::{Algorithm, Charge, Fingerprint, Rule, SECOND, Shape};
@@ -204,7 +204,8 @@ impl Redis {
 
     /// After these the next command needs another connection.
     async fn look_at(&self, error: &RedisError) {
-        let elsewhere = matches!(error.code(), Some("READONLY" | "MASTERDOWN" | "LOADING"));
+        let elsewhere = matches!(error.code(), Some("READONLY" | "MASTERDOWN" | "LOADING"))
+            || error.kind() == ErrorKind::ClusterConnectionNotFound;
         if elsewhere || error.is_io_error() || error.is_unrecoverable_error() {
             self.hang_up().await;
         }

@@ -1,0 +1,345 @@
+//! The store fails in every way that there is a server for.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tollgate::{Around, Direction, Event, Limiter, Reason};
+use tollgate_harness::servers::free_port;
+use tollgate_harness::{PostgresServer, RedisServer};
+
+use crate::rig::{RUNTIME, check, count, instance, until};
+
+const POLICIES: &str = r#"
+    [[policy]]
+    name = "login"
+    quota = "1000000/1h"
+    placement = "strict"
+    class = "credential"
+    [[policy]]
+    name = "read"
+    quota = "1000000/1h"
+    placement = "strict"
+    class = "read"
+    [[policy]]
+    name = "share"
+    quota = "400/1h"
+    placement = "strict"
+    on_unavailable = "local"
+"#;
+
+const DEADLINE: Duration = Duration::from_millis(50);
+
+fn around() -> Around {
+    Around { deadline: DEADLINE, ..Around::default() }
+}
+
+/// Whether each policy answers by its direction now.
+async fn by_direction(limiter: &Limiter, subject: &str) -> bool {
+    let (login, read, share) = (
+        check(limiter, "login", subject).await,
+        check(limiter, "read", subject).await,
+        check(limiter, "share", subject).await,
+    );
+    if login.fallback.is_none() || read.fallback.is_none() || share.fallback.is_none() {
+        return false;
+    }
+    assert_eq!((login.reason, login.fallback), (Reason::Unavailable, Some(Direction::Refuse)));
+    assert_eq!((read.reason, read.fallback), (Reason::Admitted, Some(Direction::Admit)));
+    assert_eq!((share.reason, share.fallback), (Reason::Admitted, Some(Direction::Local)));
+    true
+}
+
+async fn is_strict(limiter: &Limiter, subject: &str) -> bool {
+    check(limiter, "login", subject).await.fallback.is_none()
+}
+
+/// How long it takes until the limiter is strict again.
+async fn back(limiter: &Limiter, what: &str) -> Duration {
+    let took = until(what, async || is_strict(limiter, "back").await).await;
+    println!("{what}: strict again after {took:?}");
+    took
+}
+
+#[test]
+fn a_stopped_store_is_answered_for_within_the_deadline_and_found_again_without_a_herd() {
+    let server = RedisServer::start("redis-server");
+    RUNTIME.block_on(async {
+        let limiter = Arc::new(instance(POLICIES, &server.url, "stop:", &around()));
+        assert!(is_strict(&limiter, "a").await);
+        let connections = server.info("total_connections_received");
+        let asked = count(&limiter, Event::Asked);
+        server.signal("-STOP");
+        // 3 s at about 2,000 checks a second, over many keys and a hot one.
+        let start = Instant::now();
+        let mut waiting = Vec::new();
+        while start.elapsed() < Duration::from_secs(3) {
+            for n in 0..10 {
+                let limiter = Arc::clone(&limiter);
+                let subject = if n < 3 { "hot".to_owned() } else { format!("{}", fastrand::u64(..)) };
+                waiting.push(tokio::spawn(async move {
+                    let begun = Instant::now();
+                    let ruling = check(&limiter, "login", &subject).await;
+                    (begun.elapsed(), ruling.reason)
+                }));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut times = Vec::new();
+        for one in waiting {
+            let (time, reason) = one.await.unwrap();
+            assert_eq!(reason, Reason::Unavailable);
+            times.push(time);
+        }
+        times.sort_unstable();
+        let (p99, worst) = (times[times.len() * 99 / 100], times[times.len() - 1]);
+        let during = count(&limiter, Event::Asked) - asked;
+        println!("{} checks while stopped: p99 {p99:?}, worst {worst:?}, {during} commands", times.len());
+        assert!(p99 <= DEADLINE + Duration::from_millis(10), "p99 {p99:?}");
+        assert!(during < 250, "{during} commands while it was stopped");
+        server.signal("-CONT");
+        let took = back(&limiter, "stopped").await;
+        assert!(took <= Duration::from_secs(2), "{took:?}");
+        let more = server.info("total_connections_received") - connections;
+        // The commands of this test itself are connections too.
+        assert!(more <= 12, "{more} connections");
+    });
+}
+
+#[test]
+fn a_store_that_is_down_at_the_start_or_dies_is_found_when_it_comes() {
+    let mut server = RedisServer::start("redis-server");
+    server.kill();
+    RUNTIME.block_on(async {
+        let limiter = instance(POLICIES, &server.url, "down:", &around());
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        server.restart();
+        assert!(back(&limiter, "down at the start").await <= Duration::from_secs(2));
+        server.kill();
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        server.restart();
+        assert!(back(&limiter, "killed").await <= Duration::from_secs(2));
+    });
+}
+
+#[test]
+fn a_share_of_the_quota_stands_in_and_the_bound_is_two_bursts() {
+    let mut server = RedisServer::start("redis-server");
+    RUNTIME.block_on(async {
+        let limiters: Vec<_> = (0..4).map(|_| instance(POLICIES, &server.url, "share:", &around())).collect();
+        let mut admitted = 0;
+        for _ in 0..450 {
+            admitted += u64::from(check(&limiters[0], "share", "alice").await.is_admit());
+        }
+        assert_eq!(admitted, 400);
+        server.kill();
+        for limiter in &limiters {
+            let mut here = 0;
+            for _ in 0..150 {
+                // Refused before by the store, and remembered: so another subject.
+                here += u64::from(check(limiter, "share", "bob").await.is_admit());
+            }
+            assert_eq!(here, 100, "a quarter of the quota for each of four instances");
+        }
+        assert!(!check(&limiters[0], "share", "alice").await.is_admit(), "what was refused is remembered");
+    });
+}
+
+/// The server refuses in its own words; each time by direction, and strict again by itself when the cause is gone.
+#[test]
+fn every_refusal_of_the_server_is_answered_by_direction_and_recovered_from() {
+    let server = RedisServer::start("redis-server");
+    let elder = RedisServer::start("redis-server");
+    let command = |words: &[&str]| drop(server.command(words));
+    type Step<'a> = &'a dyn Fn();
+    let port = elder.port.to_string();
+    let fill = || {
+        command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+        command(&["CONFIG", "SET", "maxmemory", "1"]);
+    };
+    let cases: [(&str, Step<'_>, Step<'_>); 5] = [
+        ("OOM", &fill, &|| command(&["CONFIG", "SET", "maxmemory", "0"])),
+        ("READONLY", &|| command(&["REPLICAOF", "127.0.0.1", &port]), &|| {
+            command(&["REPLICAOF", "NO", "ONE"]);
+        }),
+        (
+            "NOAUTH",
+            &|| {
+                command(&["CONFIG", "SET", "requirepass", "secret"]);
+                command(&["-a", "secret", "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+            },
+            &|| command(&["-a", "secret", "CONFIG", "SET", "requirepass", ""]),
+        ),
+        (
+            "max number of clients",
+            &|| {
+                command(&["CONFIG", "SET", "maxclients", "1"]);
+                command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+            },
+            &|| {},
+        ),
+        ("scripts flushed", &|| command(&["SCRIPT", "FLUSH"]), &|| {}),
+    ];
+    RUNTIME.block_on(async {
+        for (name, break_it, mend_it) in cases {
+            let limiter = instance(POLICIES, &server.url, "words:", &around());
+            assert!(is_strict(&limiter, "a").await, "{name}");
+            // For the limit of clients somebody else takes the one place.
+            let _other = (name == "max number of clients")
+                .then(|| std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap());
+            break_it();
+            if name == "scripts flushed" {
+                for n in 0..200 {
+                    assert!(is_strict(&limiter, &format!("{n}")).await, "a flushed script is not seen");
+                }
+                continue;
+            }
+            if name == "max number of clients" {
+                let held = std::net::TcpStream::connect(("127.0.0.1", server.port));
+                let outcome = tokio::time::timeout(Duration::from_secs(5), async {
+                    while !by_direction(&limiter, "a").await {}
+                });
+                // Whoever came first has the place: then it stays strict, which is as right.
+                let _either = outcome.await;
+                drop(held);
+                continue;
+            }
+            until(name, async || by_direction(&limiter, "a").await).await;
+            mend_it();
+            assert!(back(&limiter, name).await <= Duration::from_secs(3), "{name}");
+        }
+    });
+}
+
+#[test]
+fn a_wrong_password_and_another_salt_are_told_and_never_shown() {
+    let server = RedisServer::with("redis-server", &["--requirepass", "right-password"]);
+    let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port);
+    RUNTIME.block_on(async {
+        let limiter = instance(POLICIES, &url("wrong-password"), "pass:", &around());
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        let mut trouble = None;
+        until("the server's words", async || {
+            let _asked = check(&limiter, "login", "a").await;
+            trouble = limiter.stacks().unwrap().strict.tally().take_trouble().or(trouble.take());
+            trouble.as_ref().is_some_and(|text| text.contains("WRONGPASS") || text.contains("uthenticat"))
+        })
+        .await;
+        assert!(!trouble.unwrap().contains("wrong-password"));
+        let limiter = instance(POLICIES, &url("right-password"), "pass:", &around());
+        assert!(is_strict(&limiter, "a").await);
+        let stacks = crate::rig::stacks(&url("right-password"), "pass:", &around());
+        drop(stacks);
+        // Another salt, the same prefix.
+        let other = tollgate::Limiter::new(
+            tollgate::PolicySet::from_toml(POLICIES).unwrap(),
+            tollgate::Salt::from_text("quite another salt than that").unwrap(),
+            tollgate::Clock::system(),
+        );
+        let tally = Arc::new(tollgate::Tally::default());
+        let options = tollgate::redis::Options {
+            prefix: "pass:".to_owned(),
+            salt: Some(1),
+            ..tollgate::redis::Options::default()
+        };
+        let address = tollgate::redis::Address::parse(&url("right-password")).unwrap();
+        let remote = tollgate::Remote::new(tollgate::redis::Redis::new(address, options), Arc::clone(&tally));
+        let other = other.store(tollgate::Stacks::around(remote, Arc::clone(&tally), &around()));
+        assert!(!is_strict(&other, "a").await);
+        assert!(tally.take_trouble().unwrap().contains("another salt"));
+    });
+}
+
+/// A network that swallows everything: connections that were there lead nowhere, new ones are not made.
+#[test]
+fn a_partition_is_answered_for_and_healed_within_two_seconds() {
+    // A relay stands for the network: it can stop carrying without closing anything.
+    let server = RedisServer::start("redis-server");
+    let port = free_port();
+    let cut = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    RUNTIME.block_on(async {
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+        let (to, swallowed) = (server.port, Arc::clone(&cut));
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let cut = Arc::clone(&swallowed);
+                tokio::spawn(async move {
+                    let far = tokio::net::TcpStream::connect(("127.0.0.1", to)).await.unwrap();
+                    carry(near, far, cut).await;
+                });
+            }
+        });
+        let limiter = instance(POLICIES, &format!("redis://127.0.0.1:{port}"), "cut:", &around());
+        assert!(is_strict(&limiter, "a").await);
+        cut.store(true, std::sync::atomic::Ordering::Relaxed);
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(by_direction(&limiter, "a").await);
+        cut.store(false, std::sync::atomic::Ordering::Relaxed);
+        assert!(back(&limiter, "partition").await <= Duration::from_secs(2));
+    });
+}
+
+/// Carries bytes both ways; what comes while the network is cut is lost, and so is its connection, without a word.
+async fn carry(
+    near: tokio::net::TcpStream,
+    far: tokio::net::TcpStream,
+    cut: Arc<std::sync::atomic::AtomicBool>,
+) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (mut near_read, mut near_write) = near.into_split();
+    let (mut far_read, mut far_write) = far.into_split();
+    let also = Arc::clone(&cut);
+    let lost = |cut: &std::sync::atomic::AtomicBool| cut.load(std::sync::atomic::Ordering::Relaxed);
+    let there = async {
+        let mut bytes = vec![0; 4_096];
+        let mut dead = false;
+        while let Ok(n @ 1..) = near_read.read(&mut bytes).await {
+            dead |= lost(&cut);
+            if !dead && far_write.write_all(&bytes[..n]).await.is_err() {
+                return;
+            }
+        }
+    };
+    let back = async {
+        let mut bytes = vec![0; 4_096];
+        while let Ok(n @ 1..) = far_read.read(&mut bytes).await {
+            if !lost(&also) && near_write.write_all(&bytes[..n]).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::join!(there, back);
+}
+
+#[test]
+fn a_postgres_that_restarts_stops_or_is_locked_is_answered_for_and_found_again() {
+    let mut server = PostgresServer::start();
+    RUNTIME.block_on(async {
+        let around = Around { deadline: Duration::from_millis(100), ..Around::default() };
+        let limiter = instance(POLICIES, &server.url, "faults:", &around);
+        until("the schema", async || is_strict(&limiter, "a").await).await;
+        server.stop();
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        server.restart();
+        assert!(back(&limiter, "restarted").await <= Duration::from_secs(2));
+        server.signal("-STOP");
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        server.signal("-CONT");
+        assert!(back(&limiter, "stopped").await <= Duration::from_secs(2));
+        let port = server.port.to_string();
+        let lock = std::process::Command::new("psql")
+            .args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres", "-qX", "-c"])
+            .arg("BEGIN; LOCK TABLE faults.counts IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(1); COMMIT")
+            .stdout(std::process::Stdio::null())
+            .spawn();
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        assert!(lock.unwrap().wait().unwrap().success());
+        assert!(back(&limiter, "locked").await <= Duration::from_secs(2));
+        // What was counted before it was restarted is still counted: 400 and no more.
+        let mut admitted = 0;
+        for _ in 0..500 {
+            admitted += u64::from(check(&limiter, "share", "once").await.is_admit());
+        }
+        assert_eq!(admitted, 400);
+    });
+}
