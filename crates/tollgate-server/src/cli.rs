@@ -27,6 +27,8 @@ pub enum Command {
     },
     /// Print what each policy promises, and what it would make of a request
     Explain(ExplainArgs),
+    /// Try every law against your own store, under names of their own that are cleaned up after
+    Verify(VerifyArgs),
     /// Run access logs through the policies, on the log's own clock, and report who would have been refused
     Replay(ReplayArgs),
 }
@@ -77,6 +79,23 @@ pub struct ExplainArgs {
     /// The client's address
     #[arg(long, value_name = "ADDRESS", default_value = "192.0.2.1")]
     pub address: std::net::IpAddr,
+}
+
+/// `tollgate verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The store: memory:, sqlite:PATH, redis://HOST:PORT or postgres://HOST/DB
+    #[arg(long, env = "TOLLGATE_STORE", value_name = "URL", hide_env_values = true)]
+    pub store: String,
+    /// Try with few seeds: in about a quarter of the time
+    #[arg(long)]
+    pub quick: bool,
+    /// What the names of its keys, or of its schema, begin with
+    #[arg(long, value_name = "TEXT", default_value = "tollgate-verify-")]
+    pub prefix: String,
+    /// The certificates that the server is verified by, instead of the web's
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
 }
 
 /// `tollgate replay`.

@@ -24,6 +24,7 @@ pub mod serve;
 pub mod settings;
 pub mod store;
 pub mod upstream;
+pub mod verify;
 pub mod warm;
 
 use std::process::ExitCode;
@@ -38,6 +39,7 @@ pub fn run() -> ExitCode {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Check { file } => explain::validate(&file),
         Command::Explain(arguments) => explain::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
     };
     match done {

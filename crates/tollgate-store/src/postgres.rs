@@ -153,6 +153,18 @@ impl Postgres {
         connected.await.unwrap_or_else(|_| Err("connecting failed".to_owned()))
     }
 
+    /// Takes the schema away with all that is in it: for one that nobody else uses.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn clear(&self) -> Result<(), String> {
+        let line = self.line().await?;
+        let drop_all = format!("DROP SCHEMA {} CASCADE", self.inner.options.schema);
+        let done = line.client.batch_execute(&drop_all).await.map_err(|error| plain(&error));
+        self.hang_up().await;
+        done
+    }
+
     async fn query(
         &self,
         line: &Line,

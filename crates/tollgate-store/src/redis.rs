@@ -175,6 +175,33 @@ impl Redis {
         }
     }
 
+    /// Takes away every key of this prefix: for prefixes that nobody else uses. In a Cluster they are left to expire.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn clear(&self) -> Result<(), String> {
+        let mut line = self.line().await.map_err(|error| error.to_string())?;
+        if let Line::Cluster(_) = line {
+            return line.query::<Value>(&cmd("PING")).await.map(drop).map_err(|error| error.to_string());
+        }
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut scan = cmd("SCAN");
+            scan.arg(&cursor).arg("MATCH").arg(format!("{}*", self.options.prefix)).arg("COUNT").arg(1_000);
+            let (next, keys): (String, Vec<String>) =
+                line.query(&scan).await.map_err(|error| error.to_string())?;
+            if !keys.is_empty() {
+                let mut unlink = cmd("UNLINK");
+                unlink.arg(keys);
+                line.query::<Value>(&unlink).await.map_err(|error| error.to_string())?;
+            }
+            if next == "0" {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
     fn key(&self, key: Fingerprint) -> String {
         format!("{}{{{key}}}", self.options.prefix)
     }

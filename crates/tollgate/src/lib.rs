@@ -92,11 +92,11 @@ pub use stacks::{Around, WRAPPERS};
 pub use token::Verifier;
 
 pub use tollgate_core::{
-    Algorithm, Bound, Fingerprint, Outcome, Quota, QuotaError, Rate, Rule, RuleError, SECOND, Verdict,
-    parse_duration, show_duration,
+    Algorithm, Bound, Charge, Fingerprint, Outcome, Quota, QuotaError, Rate, Rule, RuleError, SECOND,
+    Verdict, parse_duration, show_duration,
 };
 #[cfg(feature = "sqlite")]
-pub use tollgate_store::durable::{Durability, Durable, JournalError};
+pub use tollgate_store::durable::{Durability, Durable, JournalError, Opened};
 #[cfg(feature = "postgres")]
 pub use tollgate_store::postgres;
 #[cfg(feature = "redis")]

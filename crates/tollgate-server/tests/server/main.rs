@@ -8,6 +8,7 @@ mod checks;
 mod commands;
 mod connections;
 mod durable;
+mod fleet;
 mod gateway;
 mod pages;
 mod reloading;
