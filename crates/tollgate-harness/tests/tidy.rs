@@ -12,7 +12,7 @@ const LAYERS: [(&str, &[&str]); 5] = [
     ("tollgate-store", &["tollgate-core"]),
     ("tollgate", &["tollgate-core", "tollgate-store"]),
     ("tollgate-harness", &["tollgate-core", "tollgate-store"]),
-    ("tollgate-server", &["tollgate"]),
+    ("tollgate-server", &["tollgate", "tollgate-harness"]),
 ];
 
 fn root() -> PathBuf {

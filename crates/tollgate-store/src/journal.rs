@@ -2,12 +2,16 @@
 //!
 //! ```text
 //! rules   id, policy, quota, algorithm, jitter          what a state was written under
-//! counts  key -> rule, ends, state                      one row a key, its newest state
+//! groups  id -> entries                                 what one commit wrote: keys, each with its newest state
 //! meta    name -> value                                 the high-water mark of the clock
 //! ```
 //!
+//! A group is one row, so a commit costs one insert however many wait for it. A key's newest entry is the one that counts. Each
+//! commit takes out old groups with twice as many entries as it writes, and what is still newest and live in them goes into the
+//! group that it writes: so a file holds about twice as many entries as there are live keys, and what has passed goes away.
+//!
 //! Entries name a key, not a state: the writer reads the state from the table when it writes, so that what it writes
-//! includes every charge that waits for it, in whatever order they came, and a hot key is one row a group.
+//! includes every charge that waits for it, in whatever order they came, and a hot key is one entry a group.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -19,16 +23,14 @@ use rusqlite::{Connection, OpenFlags, params};
 use tokio::sync::oneshot;
 use tollgate_core::{Algorithm, Fingerprint, Rule};
 
+use crate::groups::{Parts, Written, push, words_of};
 use crate::{Table, Unanswered};
 
 /// The version of the schema.
-const SCHEMA: i64 = 1;
+const SCHEMA: i64 = 2;
 
 /// Marks a file as ours ("toll").
 const APPLICATION: i64 = 0x746F_6C6C;
-
-/// Rows whose time has passed that one group takes away at most.
-const REAPED_AT_ONCE: usize = 256;
 
 /// Why a journal cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,11 +118,16 @@ impl Journal {
                 "{path}: written under another salt; give the same TOLLGATE_SALT or salt_file"
             )));
         }
-        let kept = load(&connection).map_err(wrong)?;
+        let (kept, written) = load(&connection).map_err(wrong)?;
         let mark: i64 = connection.query_row(meta, ["mark"], |row| row.get(0)).map_err(wrong)?;
         let inbox = Arc::new(Inbox::default());
-        let mut writer =
-            Writer { connection, inbox: Arc::clone(&inbox), rules: HashMap::new(), unwritten: Vec::new() };
+        let mut writer = Writer {
+            connection,
+            inbox: Arc::clone(&inbox),
+            rules: HashMap::new(),
+            written,
+            unwritten: Vec::new(),
+        };
         let spawned = std::thread::Builder::new().name("journal".to_owned()).spawn(move || writer.run());
         let thread = spawned.map_err(|error| JournalError(format!("cannot start the writer: {error}")))?;
         Ok((Journal { inbox, writer: Some(thread) }, kept, u64::try_from(mark).unwrap_or(0)))
@@ -180,9 +187,7 @@ fn prepare(connection: &mut Connection, salt: i64) -> rusqlite::Result<()> {
         connection.execute_batch(&format!(
             "CREATE TABLE rules (id INTEGER PRIMARY KEY, policy TEXT NOT NULL, quota TEXT NOT NULL,
                  algorithm TEXT NOT NULL, jitter INTEGER NOT NULL, UNIQUE (policy, quota, algorithm, jitter));
-             CREATE TABLE counts (key BLOB PRIMARY KEY, rule INTEGER NOT NULL REFERENCES rules (id),
-                 ends INTEGER NOT NULL, state BLOB NOT NULL) WITHOUT ROWID;
-             CREATE INDEX counts_ends ON counts (ends);
+             CREATE TABLE groups (id INTEGER PRIMARY KEY, entries BLOB NOT NULL);
              CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
              INSERT INTO meta VALUES ('mark', 0), ('salt', {salt});
              PRAGMA user_version = {SCHEMA}; PRAGMA application_id = {APPLICATION};"
@@ -194,34 +199,45 @@ fn prepare(connection: &mut Connection, salt: i64) -> rusqlite::Result<()> {
     connection.execute_batch("COMMIT")
 }
 
-fn load(connection: &Connection) -> rusqlite::Result<Vec<Kept>> {
-    let mut query = connection.prepare(
-        "SELECT policy, quota, algorithm, jitter, key, state FROM counts JOIN rules ON rules.id = counts.rule",
-    )?;
-    let rows = query.query_map([], |row| {
-        let (policy, quota): (String, String) = (row.get(0)?, row.get(1)?);
-        let (algorithm, jitter): (String, bool) = (row.get(2)?, row.get(3)?);
-        let (key, state): (Vec<u8>, Vec<u8>) = (row.get(4)?, row.get(5)?);
+fn load(connection: &Connection) -> rusqlite::Result<(Vec<Kept>, Written)> {
+    let mut rules: HashMap<u32, (String, Rule)> = HashMap::new();
+    let mut query = connection.prepare("SELECT id, policy, quota, algorithm, jitter FROM rules")?;
+    let mut rows = query.query([])?;
+    while let Some(row) = rows.next()? {
+        let (policy, quota): (String, String) = (row.get(1)?, row.get(2)?);
+        let (algorithm, jitter): (String, bool) = (row.get(3)?, row.get(4)?);
         let rule = quota.parse().ok().zip(algorithm.parse::<Algorithm>().ok());
         let rule = rule.and_then(|(quota, algorithm)| Rule::new(quota, algorithm).ok());
-        let key = <[u8; 16]>::try_from(key).ok().map(|bytes| Fingerprint(u128::from_be_bytes(bytes)));
-        let words: Vec<u64> = state.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word)).collect();
-        // A row that another version wrote and this one cannot read is one of no policy.
-        Ok(rule.zip(key).map(|(rule, key)| Kept {
-            policy,
-            key,
-            rule: rule.with_jittered_edges(jitter),
-            words,
-        }))
-    })?;
-    rows.filter_map(Result::transpose).collect()
+        // A rule that another version wrote and this one cannot read is one of no policy.
+        if let Some(rule) = rule {
+            rules.insert(row.get(0)?, (policy, rule.with_jittered_edges(jitter)));
+        }
+    }
+    let mut written = Written::default();
+    let mut states: HashMap<Fingerprint, (u32, Vec<u64>)> = HashMap::new();
+    let mut query = connection.prepare("SELECT id, entries FROM groups ORDER BY id")?;
+    let mut rows = query.query([])?;
+    while let Some(row) = rows.next()? {
+        let entries: Vec<u8> = row.get(1)?;
+        written.add(row.get(0)?, &entries);
+        for (key, rule, words) in Parts(&entries) {
+            states.insert(key, (rule, words_of(words).collect()));
+        }
+    }
+    let known = states.into_iter().filter(|(_, (_, words))| !words.is_empty());
+    let kept = known.filter_map(|(key, (id, words))| {
+        let (policy, rule) = rules.get(&id)?;
+        Some(Kept { policy: policy.clone(), key, rule: *rule, words })
+    });
+    Ok((kept.collect(), written))
 }
 
 /// What runs on the writer's thread.
 struct Writer {
     connection: Connection,
     inbox: Arc<Inbox>,
-    rules: HashMap<(Arc<str>, Rule), i64>,
+    rules: HashMap<(Arc<str>, Rule), u32>,
+    written: Written,
     /// What a failed group left behind.
     unwritten: Vec<Entry>,
 }
@@ -271,8 +287,7 @@ impl Writer {
         if entries.is_empty() {
             return Ok(false);
         }
-        let mut moved = false;
-        let mut seen = HashSet::new();
+        let (mut moved, mut seen, mut group) = (false, HashSet::with_capacity(entries.len()), Vec::new());
         self.connection.execute_batch("BEGIN IMMEDIATE")?;
         for entry in entries.iter().rev().filter(|entry| seen.insert(entry.key)) {
             let Ok(state) = entry.table.state(entry.key) else {
@@ -280,32 +295,59 @@ impl Writer {
                 continue;
             };
             let (Some(words), Some(rule)) = (state, entry.rule) else {
-                let mut delete = self.connection.prepare_cached("DELETE FROM counts WHERE key = ?1")?;
-                delete.execute([entry.key.0.to_be_bytes()])?;
+                push(&mut group, entry.key, 0, &[]);
                 continue;
             };
             let rule = self.rule(&entry.policy, rule)?;
-            let ends = words.first().copied().unwrap_or(0);
-            let state: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-            let mut insert = self.connection.prepare_cached(
-                "INSERT INTO counts (key, rule, ends, state) VALUES (?1, ?2, ?3, ?4)
-                 ON CONFLICT (key) DO UPDATE SET rule = ?2, ends = ?3, state = ?4",
-            )?;
-            insert.execute(params![entry.key.0.to_be_bytes(), rule, signed(ends), state])?;
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+            push(&mut group, entry.key, rule, &bytes);
         }
+        let (overdue, credit) = self.written.overdue(seen.len());
+        let passed = self.clean(overdue, &seen, now, &mut group)?;
+        let id = self.written.last.saturating_add(1);
+        let mut insert = self.connection.prepare_cached("INSERT INTO groups VALUES (?1, ?2)")?;
+        insert.execute(params![id, group])?;
         let mut mark =
             self.connection.prepare_cached("UPDATE meta SET value = max(value, ?1) WHERE name = 'mark'")?;
         mark.execute([signed(now)])?;
-        let mut reap = self.connection.prepare_cached(
-            "DELETE FROM counts WHERE key IN (SELECT key FROM counts WHERE ends <= ?1 LIMIT ?2)",
-        )?;
-        reap.execute(params![signed(now), REAPED_AT_ONCE])?;
-        drop((mark, reap));
+        drop((insert, mark));
         self.connection.execute_batch("COMMIT")?;
+        self.written.remove(overdue);
+        self.written.credit = credit;
+        self.written.add(id, &group);
+        for key in passed {
+            self.written.newest.remove(&key);
+        }
         Ok(moved)
     }
 
-    fn rule(&mut self, policy: &Arc<str>, rule: Rule) -> rusqlite::Result<i64> {
+    /// Takes out the oldest groups, and puts what is newest and live of them into the one that is being written. Gives the keys
+    /// whose newest entry has passed.
+    fn clean(
+        &self,
+        groups: usize,
+        writing: &HashSet<Fingerprint>,
+        now: u64,
+        group: &mut Vec<u8>,
+    ) -> rusqlite::Result<Vec<Fingerprint>> {
+        let mut passed = Vec::new();
+        for (id, _) in self.written.groups.iter().take(groups) {
+            let mut find = self.connection.prepare_cached("SELECT entries FROM groups WHERE id = ?1")?;
+            let entries: Vec<u8> = find.query_row([id], |row| row.get(0))?;
+            for (key, rule, words) in Parts(&entries) {
+                let newest = self.written.newest.get(&key) == Some(id) && !writing.contains(&key);
+                match words_of(words).next() {
+                    Some(ends) if newest && ends > now => push(group, key, rule, words),
+                    Some(_) if newest => passed.push(key),
+                    _ => {}
+                }
+            }
+            self.connection.prepare_cached("DELETE FROM groups WHERE id = ?1")?.execute([id])?;
+        }
+        Ok(passed)
+    }
+
+    fn rule(&mut self, policy: &Arc<str>, rule: Rule) -> rusqlite::Result<u32> {
         let name = (Arc::clone(policy), rule);
         if let Some(id) = self.rules.get(&name) {
             return Ok(*id);

@@ -27,6 +27,8 @@ mod demand;
 #[cfg(feature = "sqlite")]
 pub mod durable;
 #[cfg(feature = "sqlite")]
+mod groups;
+#[cfg(feature = "sqlite")]
 mod journal;
 mod memory;
 #[cfg(feature = "postgres")]
