@@ -290,6 +290,20 @@ impl PostgresServer {
         }
     }
 
+    /// Lets it speak TLS with this certificate.
+    pub fn certify(&self, certificate: &str, key: &str) {
+        let data = self.folder.join("data");
+        for (name, text) in [("server.crt", certificate), ("server.key", key)] {
+            let file = data.join(name);
+            std::fs::write(&file, text).expect("a file");
+            for change in [["chown", "postgres"], ["chmod", "600"]] {
+                let _as_it_may = Command::new(change[0]).arg(change[1]).arg(&file).status();
+            }
+        }
+        self.query("ALTER SYSTEM SET ssl = on");
+        self.query("SELECT pg_reload_conf()");
+    }
+
     /// Runs a statement, and gives what it says.
     pub fn query(&self, statement: &str) -> String {
         let port = self.port.to_string();

@@ -5,4 +5,5 @@ mod exact;
 mod faults;
 mod leases;
 mod rig;
+mod secure;
 mod topology;
