@@ -11,6 +11,7 @@
 //! Time is virtual everywhere: a number that the caller moves.
 
 pub mod arrivals;
+mod faulty;
 mod invariant;
 pub mod laws;
 mod model;
@@ -18,6 +19,7 @@ mod scene;
 pub mod servers;
 mod time;
 
+pub use faulty::{Faults, Faulty};
 pub use invariant::{Admissions, Breach};
 pub use model::Model;
 pub use scene::Scene;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore};
 use tollgate_core::{Algorithm, Charge, Fingerprint, Quota, Rule, SECOND, Verdict};
-use tollgate_harness::Admissions;
+use tollgate_harness::{Admissions, Faults, Faulty};
 use tollgate_store::around::{Approximate, Breaker, Coalescing, Deadline, Leases, Refusals, Singly};
 use tollgate_store::{Answer, Demand, Event, Intent, Memory, Store, Table, Tally, Unanswered, WhenFull};
 
@@ -361,4 +361,57 @@ fn approximate_counts_stay_within_their_overshoot() {
     println!("{total} admitted, bound {}, with the overshoot {most}", rule.bound().at(length));
     assert!(total <= most, "{total} admitted of {most}, {seconds:?}");
     assert!(total >= rule.bound().at(length) * 9 / 10, "{total} admitted: too few");
+}
+
+/// Whatever is lost or late, no interval sees more than the bound, every check is answered, and nothing is asked twice.
+#[test]
+fn with_lost_and_late_messages_every_stack_keeps_the_bound() {
+    let seeds = 0..if std::env::var_os("TOLLGATE_QUICK").is_some() { 4 } else { 20 };
+    for (seed, faults) in seeds.flat_map(|seed| {
+        let lost = |lost_questions, lost_answers| Faults { lost_questions, lost_answers, delays: 50 };
+        [lost(30, 0), lost(0, 30), lost(15, 15)].map(move |faults| (seed, faults))
+    }) {
+        let rule = rule("100/1s burst 60", Algorithm::Gcra);
+        let faulty = Arc::new(Faulty::new(memory(&[rule]), faults, seed));
+        struct One<S>(Arc<S>);
+        impl<S: Store> Store for One<S> {
+            async fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
+                self.0.decide(demand, now).await
+            }
+        }
+        let stacks: Vec<_> = (0..4)
+            .map(|_| {
+                let leases = Leases::new(One(Arc::clone(&faulty)), 32, Arc::default());
+                Arc::new(Refusals::new(Coalescing::new(leases, Arc::default()), Arc::default()))
+            })
+            .collect();
+        let (admissions, failed) = runtime().block_on(async {
+            let (mut admissions, mut failed, mut random) =
+                (Admissions::new(), 0_u64, fastrand::Rng::with_seed(seed));
+            let mut now = START;
+            for _ in 0..200 {
+                // Many at once, of whom some leave.
+                let tasks: Vec<_> = (0..random.usize(1..12))
+                    .map(|_| {
+                        let stack = Arc::clone(&stacks[random.usize(0..4)]);
+                        tokio::spawn(async move { stack.decide(&Demand::of(charge(&rule, 1, 1)), now).await })
+                    })
+                    .collect();
+                for task in tasks {
+                    if random.u8(0..10) == 0 {
+                        task.abort();
+                    }
+                    match tokio::time::timeout(Duration::from_secs(20), task).await.expect("an answer") {
+                        Ok(Ok(answer)) if answer.is_admit() => admissions.push(now, 1),
+                        Ok(Ok(_)) => {}
+                        Ok(Err(_)) | Err(_) => failed += 1,
+                    }
+                }
+                now += random.u64(0..40_000_000);
+            }
+            (admissions, failed)
+        });
+        assert_eq!(admissions.breach(&rule), None, "seed {seed}, {faults:?}");
+        assert!(failed > 0 && admissions.total() > 60, "seed {seed}: {} admitted", admissions.total());
+    }
 }

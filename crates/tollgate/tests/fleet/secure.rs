@@ -23,8 +23,7 @@ const POLICIES: &str = r#"
 "#;
 
 /// What the documentation says that a user needs.
-const RIGHTS: &str =
-    "+evalsha +eval +time +get +set +del +lrange +lpush +rpush +ltrim +pexpire +hello +ping";
+const RIGHTS: &str = "+evalsha +eval +time +get +set +del +lrange +lpush +rpush +ltrim +pexpire +hello +ping";
 
 fn limiter(stacks: Stacks) -> Limiter {
     Limiter::new(PolicySet::from_toml(POLICIES).unwrap(), salt(), Clock::system()).store(stacks)
