@@ -68,7 +68,7 @@ fn stacks(settings: &StoreSettings, salt: u64) -> Result<Stacks, Failure> {
     match &settings.url {
         StoreUrl::Postgres(url) => {
             let server = Postgres::new(url, postgres_options(settings, salt, authority)).map_err(wrong)?;
-            let remote = Remote::new(server, Arc::clone(&tally));
+            let remote = Remote::new(server, settings.around.round_trip(), Arc::clone(&tally));
             Ok(Stacks::around(remote, tally, &settings.around))
         }
         StoreUrl::Redis(url) => {
@@ -77,7 +77,8 @@ fn stacks(settings: &StoreSettings, salt: u64) -> Result<Stacks, Failure> {
                 Some(pem) => address.with_authority(pem),
                 None => address,
             };
-            let remote = Remote::new(Redis::new(address, redis_options(settings, salt)), Arc::clone(&tally));
+            let server = Redis::new(address, redis_options(settings, salt));
+            let remote = Remote::new(server, settings.around.round_trip(), Arc::clone(&tally));
             Ok(Stacks::around(remote, tally, &settings.around))
         }
         StoreUrl::Memory | StoreUrl::Sqlite(_) => Err(wrong("is not shared".to_owned())),

@@ -34,10 +34,16 @@ impl fmt::Display for StoreUrl {
             StoreUrl::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
             StoreUrl::Redis(url) | StoreUrl::Postgres(url) => {
                 let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-                write!(f, "{scheme}://{}", rest.rsplit_once('@').map_or(rest, |(_, host)| host))
+                write!(f, "{scheme}://{}", plain_url(rest))
             }
         }
     }
+}
+
+/// What follows the scheme, without user, password and parameters.
+fn plain_url(rest: &str) -> &str {
+    let rest = rest.split('?').next().unwrap_or_default();
+    rest.rsplit_once('@').map_or(rest, |(_, host)| host)
 }
 
 impl fmt::Debug for StoreUrl {
@@ -197,7 +203,7 @@ fn read_around(section: &Section<'_>) -> Around {
         let found = WRAPPERS.into_iter().find(|name| *name == text);
         found.ok_or_else(|| format!("`{text}` is no wrapper; expected {}", WRAPPERS.join(", ")))
     };
-    let order = if section.has("wrappers") { section.list("wrappers", known) } else { usual.order };
+    let order = if section.has("wrappers") { section.list("wrappers", known) } else { usual.order.clone() };
     if let Some(twice) = order.iter().enumerate().find(|(at, name)| order[..*at].contains(name)) {
         section.problem("wrappers", format!("`{}` is named twice", twice.1));
     }
@@ -207,7 +213,7 @@ fn read_around(section: &Section<'_>) -> Around {
         lease: section.integer("lease", 2..=1_000_000).unwrap_or(usual.lease),
         sync: duration("sync", usual.sync),
         read_cap: section.parse("read_cap", str::parse::<Quota>).unwrap_or(usual.read_cap),
-        singly: false,
+        ..usual
     }
 }
 

@@ -73,8 +73,11 @@ async fn main() {
     script.prepare_invoke().load_async(&mut raw.clone()).await.expect("a script");
 
     let tally = Arc::new(Tally::default());
-    let remote =
-        Remote::new(Redis::new(Address::parse(&url).expect("a URL"), Options::default()), Arc::clone(&tally));
+    let remote = Remote::new(
+        Redis::new(Address::parse(&url).expect("a URL"), Options::default()),
+        Duration::from_millis(450),
+        Arc::clone(&tally),
+    );
     let bare = Shared::new(remote, tally);
     let whole = stack(
         bare.clone(),
@@ -84,6 +87,7 @@ async fn main() {
             Wrapper::Coalescing,
             Wrapper::Breaker,
         ],
+        None,
     );
 
     let key = |n: u64| Fingerprint(u128::from(n).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));

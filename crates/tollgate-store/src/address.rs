@@ -12,7 +12,7 @@ use ::redis::{
 };
 
 /// How long a connection may take to be made, if a decision's deadline is not longer.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
 /// The most nodes that an address names.
 const MAX_NODES: usize = 64;

@@ -75,6 +75,9 @@ pub enum Unanswered {
     Moved,
     /// The count is out of reach. Nothing was admitted; whether something was charged is not known.
     Unavailable,
+    /// Others kept writing the same key in between (instances whose policies differ, while they are exchanged). Nothing was
+    /// admitted or charged.
+    Contended,
 }
 
 impl From<Moved> for Unanswered {
@@ -88,6 +91,7 @@ impl fmt::Display for Unanswered {
         f.write_str(match self {
             Unanswered::Moved => "the count is kept by the next generation of policies",
             Unanswered::Unavailable => "the count is out of reach",
+            Unanswered::Contended => "others kept writing the same key",
         })
     }
 }

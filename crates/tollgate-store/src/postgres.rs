@@ -5,7 +5,7 @@
 //! time. Connections are few and each is used by many at once.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tokio_postgres::{Client, Config, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tollgate_core::{Charge, Fingerprint, Rule, Shape};
 
-use crate::remote::{Found, Question, Reply, Server};
+use crate::remote::{Found, Mode, Question, Reply, Server};
 
 /// The version of the schema.
 const SCHEMA: i64 = 1;
@@ -72,6 +72,8 @@ impl Default for Options {
 pub struct Postgres {
     inner: Arc<Inner>,
     next: AtomicUsize,
+    /// Whether passed rows are being taken away.
+    reaping: Arc<AtomicBool>,
 }
 
 struct Inner {
@@ -127,7 +129,11 @@ impl Postgres {
             "-c statement_timeout={timeout} -c lock_timeout={timeout} -c default_transaction_isolation=read\\ committed"
         ));
         let lines = (0..options.connections.max(1)).map(|_| Arc::default()).collect();
-        Ok(Postgres { inner: Arc::new(Inner { config, options, lines }), next: AtomicUsize::new(0) })
+        Ok(Postgres {
+            inner: Arc::new(Inner { config, options, lines }),
+            next: AtomicUsize::new(0),
+            reaping: Arc::default(),
+        })
     }
 
     /// A connection, each in turn; made when there is none, to the end also when nobody waits any longer.
@@ -139,12 +145,12 @@ impl Postgres {
         if let Some(line) = held.as_ref().filter(|line| !line.client.is_closed()) {
             return Ok(Arc::clone(line));
         }
-        let inner = Arc::clone(&self.inner);
+        let (inner, reaping) = (Arc::clone(&self.inner), Arc::clone(&self.reaping));
         let connected = tokio::spawn(async move {
             let within = inner.options.deadline.max(CONNECT_WITHIN);
             let line = tokio::time::timeout(within, inner.connect()).await;
             let line = Arc::new(line.unwrap_or_else(|_| Err(format!("no connection within {within:?}")))?);
-            if turn == 0 {
+            if !reaping.swap(true, Ordering::Relaxed) {
                 tokio::spawn(reap(Arc::downgrade(&inner)));
             }
             *held = Some(Arc::clone(&line));
@@ -161,7 +167,7 @@ impl Postgres {
         let line = self.line().await?;
         let drop_all = format!("DROP SCHEMA {} CASCADE", self.inner.options.schema);
         let done = line.client.batch_execute(&drop_all).await.map_err(|error| plain(&error));
-        self.hang_up().await;
+        self.hang_up();
         done
     }
 
@@ -193,7 +199,7 @@ impl Inner {
         self.same_salt(&client).await?;
         let schema = &self.options.schema;
         let decide = format!(
-            "SELECT * FROM {schema}.decide($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
+            "SELECT * FROM {schema}.decide($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
         );
         let forget = format!(
             "WITH gone AS (DELETE FROM {schema}.counts WHERE key = ANY ($1) AND ends > 0 RETURNING 1) SELECT count(*) FROM gone"
@@ -352,9 +358,11 @@ impl Server for Postgres {
         let expected_numbers: Vec<String> = swaps.iter().map(|swap| text(&swap.found.numbers)).collect();
         let replacements: Vec<String> = swaps.iter().map(|swap| text(&swap.numbers)).collect();
         let (times, now) = (signed(question.times), question.now.map(signed));
-        let parameters: [&(dyn ToSql + Sync); 15] = [
+        let (owe, put) = (question.mode == Mode::Owe, question.mode == Mode::Put);
+        let parameters: [&(dyn ToSql + Sync); 16] = [
             &times,
-            &question.owe,
+            &owe,
+            &put,
             &now,
             &keys,
             &rules,
@@ -380,9 +388,11 @@ impl Server for Postgres {
         Ok(u64::try_from(known).unwrap_or(0))
     }
 
-    async fn hang_up(&self) {
+    fn hang_up(&self) {
         for line in &self.inner.lines {
-            *line.lock().await = None;
+            if let Ok(mut held) = line.try_lock() {
+                *held = None;
+            }
         }
     }
 }

@@ -87,12 +87,13 @@ BEGIN
     RETURN c[greatest(1, cardinality(c) - units + 1):];
 END $$;
 
--- Decides a demand, all or nothing, in one statement. `now_or_null` is for tests: else this server's clock decides. `expected` and
+-- Decides a demand, all or nothing, in one statement. `owe` charges whatever it comes to; `put` does no more than replace.
+-- `now_or_null` is for tests: else this server's clock decides. `expected` and
 -- the arrays after it are empty, or say for each key which rule and numbers must be there, and what takes their place.
 --
 -- Gives whether it was done (every state was of the charge's rule, or as expected; if not, nothing was), how many times, when, and
 -- for each key the rule ('' for the charge's own) and the numbers that were there.
-CREATE OR REPLACE FUNCTION {schema}.decide(times bigint, owe boolean, now_or_null bigint, keys bytea[], rules text[], shapes text[],
+CREATE OR REPLACE FUNCTION {schema}.decide(times bigint, owe boolean, put boolean, now_or_null bigint, keys bytea[], rules text[], shapes text[],
     increments bigint[], capacities bigint[], wins bigint[], phases bigint[], units bigint[], costs bigint[],
     expected text[], expected_numbers text[], replacements text[],
     OUT done boolean, OUT admitted bigint, OUT now bigint, OUT rules_found text[], OUT numbers_found text[])
@@ -104,7 +105,6 @@ DECLARE
     states bigint[][];
     state bigint[];
     state_texts text[];
-    writes boolean := cardinality(expected) > 0;
 BEGIN
     -- First without locks: what is refused, or only looked at, writes nothing.
     FOR turn IN 1 .. 100 LOOP
@@ -152,12 +152,12 @@ BEGIN
                     units[i], costs[i], times));
             END IF;
         END LOOP;
-        CONTINUE WHEN turn = 1 AND (writes OR (admitted > 0 AND (SELECT max(c) FROM unnest(costs) c) > 0));
+        CONTINUE WHEN turn = 1 AND (put OR (admitted > 0 AND (SELECT max(c) FROM unnest(costs) c) > 0));
         IF turn > 1 THEN
             FOR i IN 1 .. size LOOP
                 state := string_to_array(state_texts[i], ' ')::bigint[];
-                CONTINUE WHEN NOT writes AND (admitted = 0 OR costs[i] = 0);
-                state := CASE WHEN costs[i] = 0 OR admitted = 0 THEN state ELSE {schema}.charged(shapes[i], state, now, increments[i],
+                CONTINUE WHEN NOT put AND (admitted = 0 OR costs[i] = 0);
+                state := CASE WHEN put THEN state ELSE {schema}.charged(shapes[i], state, now, increments[i],
                     capacities[i], wins[i], phases[i], units[i], costs[i], admitted) END;
                 UPDATE {schema}.counts c SET rule = rules[i], numbers = state,
                     ends = coalesce(CASE WHEN shapes[i] = 'log' THEN state[cardinality(state)] + wins[i] ELSE state[1] END, 0)

@@ -1,6 +1,6 @@
 -- Decides a demand, all or nothing, in one step and one round trip.
 --
--- KEYS: one a charge. ARGV: times, "owe" to charge whatever it comes to, time ("" for this server's, else seconds and
+-- KEYS: one a charge. ARGV: times, how ("owe" to charge whatever it comes to, "put" to do no more than replace), time ("" for this server's, else seconds and
 -- nanoseconds), slack in milliseconds; then twelve a charge: rule, shape, increment, capacity, window, phase (each a pair), limit,
 -- cost; then none, or three a charge: the rule and the numbers that must be there, and the numbers that take their place.
 -- Every time is a pair of seconds and nanoseconds, for numbers here are doubles and nanoseconds since 1970 do not fit one: no
@@ -172,8 +172,13 @@ local function log(key, c)
         -- What is owed beyond the limit takes the place of the oldest.
         local more = math.min(n * c.cost, c.limit)
         local gone = math.min(#held, spent + math.max(0, #held - spent + more - c.limit))
+        if c.swapped then
+            -- In pieces: a call takes some thousands of arguments.
+            redis.call("DEL", key)
+            for from = 1, #held, 1000 do redis.call("RPUSH", key, unpack(held, from, math.min(from + 999, #held))) end
+        end
         if gone > 1 then redis.call("LTRIM", key, gone, -1) end
-        if gone > 1 or #held < 2 then redis.call("LPUSH", key, c.rule) end
+        if gone > 1 or (#held < 2 and not c.swapped) then redis.call("LPUSH", key, c.rule) end
         for _ = 1, more do redis.call("RPUSH", key, text) end
         redis.call("PEXPIRE", key, expire(add(newest, c.window)))
     end
@@ -181,16 +186,11 @@ local function log(key, c)
     return math.floor(math.max(0, c.limit - (#held - spent)) / c.cost)
 end
 
--- Puts other numbers in a key's place: the decision goes on from there.
-local function swap(key, c, text)
-    redis.call("DEL", key)
-    c.text, c.list, c.swapped = text, { c.rule }, text ~= ""
+-- Goes on from other numbers than those that are there. They are written with the next charge, or for their own sake.
+local function swap(c, text)
+    c.text, c.list, c.swapped = text, { c.rule }, true
     if c.shape ~= "log" then return end
     for time in string.gmatch(text, "%S+ %S+") do c.list[#c.list + 1] = time end
-    if #c.list > 1 then
-        -- In pieces: a call takes some thousands of arguments.
-        for from = 1, #c.list, 1000 do redis.call("RPUSH", key, unpack(c.list, from, math.min(from + 999, #c.list))) end
-    end
 end
 
 local charges, done = {}, true
@@ -202,8 +202,9 @@ for index, key in ipairs(KEYS) do
     }
     local other
     other, c.text, c.list = read(key, c.shape)
+    if not c.text then return redis.error_reply("WRONGTYPE " .. key .. " is somebody else's") end
     c.other = (other == c.rule or c.text == "") and "" or other
-    c.list = c.list or { c.rule }
+    if not c.list or #c.list == 0 then c.list = { c.rule } end
     local expected = 6 + #KEYS * 12 + (index - 1) * 3
     if ARGV[expected] then
         done = done and ARGV[expected] == c.other and ARGV[expected + 1] == c.text
@@ -220,7 +221,7 @@ if done then
         local c = charges[index]
         if c.put and (c.other ~= "" or c.put ~= c.text) then
             c.other = ""
-            swap(key, c, c.put)
+            swap(c, c.put)
         end
         local fit = shapes[c.shape](key, c)
         if ARGV[2] ~= "owe" then admitted = math.min(admitted, fit) end
@@ -232,6 +233,14 @@ local answer = {
 for index, c in ipairs(charges) do
     answer[3 + 2 * index] = c.other
     answer[4 + 2 * index] = c.text
-    if done and ((admitted > 0 and c.cost > 0) or c.swapped) then c.write(c.cost > 0 and admitted or 0) end
+    if done and ARGV[2] == "put" then
+        if c.swapped and c.text == "" then
+            redis.call("DEL", KEYS[index])
+        elseif c.swapped then
+            c.write(0)
+        end
+    elseif admitted > 0 and c.cost > 0 then
+        c.write(admitted)
+    end
 end
 return answer

@@ -7,17 +7,18 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
-use ::redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisResult, Script, Value, cmd, pipe};
+use ::redis::{Cmd, FromRedisValue, Pipeline, RedisError, RedisResult, Script, Value, cmd, pipe};
 use arrayvec::ArrayVec;
 use tokio::sync::Mutex;
 use tollgate_core::{Algorithm, Charge, Fingerprint, Rule, SECOND, Shape};
 
 pub use crate::address::Address;
-use crate::address::Line;
-use crate::remote::{Found, Question, Reply, Server};
+use crate::address::{CONNECT_WITHIN, Line};
+use crate::remote::{Found, Mode, Question, Reply, Server};
 
 /// The largest limit of a sliding window counter here: its products must stay exact in a double.
 pub const MAX_COUNTER_LIMIT: u64 = 100_000_000;
@@ -63,7 +64,9 @@ impl Default for Options {
 pub struct Redis {
     address: Address,
     options: Options,
-    line: Arc<Mutex<Option<Line>>>,
+    line: Arc<Mutex<Option<(u64, Line)>>>,
+    /// How many connections there were.
+    made: Arc<AtomicU64>,
     script: Script,
 }
 
@@ -97,24 +100,31 @@ impl Redis {
     /// A count on the server at this address. Nothing is connected before the first decision.
     pub fn new(address: Address, options: Options) -> Self {
         let script = Script::new(include_str!("redis.lua"));
-        Redis { address, options, line: Arc::default(), script }
+        Redis { address, options, line: Arc::default(), made: Arc::default(), script }
     }
 
     /// The connection, made when there is none. Whoever comes meanwhile waits for the same one; it is made to the end also when
     /// nobody waits any longer, for that may take longer than a decision may.
-    async fn line(&self) -> RedisResult<Line> {
+    async fn line(&self) -> RedisResult<(u64, Line)> {
         let mut held = Arc::clone(&self.line).lock_owned().await;
         if let Some(line) = &*held {
             return Ok(line.clone());
         }
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
         let (address, salt) = (self.address.clone(), self.options.salt);
         let name = format!("{}salt", self.options.prefix);
         let within = self.options.deadline;
         let connected = tokio::spawn(async move {
-            let mut line = address.connect(within).await?;
-            if let Some(salt) = salt {
-                same_salt(&mut line, &name, salt).await?;
-            }
+            let connect = async {
+                let mut line = address.connect(within).await?;
+                if let Some(salt) = salt {
+                    same_salt(&mut line, &name, salt).await?;
+                }
+                RedisResult::Ok(line)
+            };
+            let late = || RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+            let line = tokio::time::timeout(within.max(CONNECT_WITHIN), connect).await;
+            let line = (number, line.unwrap_or_else(|_| Err(late()))?);
             *held = Some(line.clone());
             Ok(line)
         });
@@ -180,7 +190,7 @@ impl Redis {
     /// # Errors
     /// What the server says.
     pub async fn clear(&self) -> Result<(), String> {
-        let mut line = self.line().await.map_err(|error| error.to_string())?;
+        let (_, mut line) = self.line().await.map_err(|error| error.to_string())?;
         if let Line::Cluster(_) = line {
             return line.query::<Value>(&cmd("PING")).await.map(drop).map_err(|error| error.to_string());
         }
@@ -211,7 +221,11 @@ impl Redis {
         for charge in question.charges {
             command.arg(self.key(charge.key));
         }
-        command.arg(question.times.min(MAX_TIMES)).arg(if question.owe { "owe" } else { "" });
+        command.arg(question.times.min(MAX_TIMES)).arg(match question.mode {
+            Mode::Take => "",
+            Mode::Owe => "owe",
+            Mode::Put => "put",
+        });
         match question.now {
             None => command.arg("").arg(""),
             Some(now) => pair(command, now),
@@ -230,11 +244,15 @@ impl Redis {
     }
 
     /// After these the next command needs another connection.
-    async fn look_at(&self, error: &RedisError) {
-        let elsewhere = matches!(error.code(), Some("READONLY" | "MASTERDOWN" | "LOADING"))
-            || error.kind() == ErrorKind::ClusterConnectionNotFound;
-        if elsewhere || error.is_io_error() || error.is_unrecoverable_error() {
-            self.hang_up().await;
+    fn look_at(&self, number: u64, line: &Line, error: &RedisError) {
+        let elsewhere = matches!(error.code(), Some("READONLY" | "MASTERDOWN" | "LOADING"));
+        // A Cluster's connection mends itself, and most of its nodes are well.
+        let alone = matches!(line, Line::One(_)) && (elsewhere || error.is_io_error());
+        if (alone || error.is_unrecoverable_error())
+            && let Ok(mut held) = self.line.try_lock()
+            && held.as_ref().is_some_and(|(held, _)| *held == number)
+        {
+            *held = None;
         }
     }
 }
@@ -244,10 +262,18 @@ async fn same_salt(line: &mut Line, name: &str, salt: u64) -> RedisResult<()> {
     let salt = salt.to_string();
     let mut set = cmd("SET");
     set.arg(name).arg(&salt).arg("NX");
-    line.query::<Value>(&set).await?;
     let mut get = cmd("GET");
     get.arg(name);
-    if line.query::<Option<String>>(&get).await?.is_some_and(|found| found != salt) {
+    let found = match line.query::<Value>(&set).await {
+        Ok(_) => line.query::<Option<String>>(&get).await,
+        Err(error) => Err(error),
+    };
+    let found = match (&line, found) {
+        // In a Cluster the one node that keeps it may be down, and the others well.
+        (Line::Cluster(_), Err(_)) => None,
+        (_, found) => found?,
+    };
+    if found.is_some_and(|found| found != salt) {
         return Err(trouble(format!(
             "other instances count here under another salt; give all the same TOLLGATE_SALT, or delete the key `{name}`"
         )));
@@ -314,18 +340,18 @@ fn read(question: &Question<'_>, value: Value) -> Option<Reply> {
 
 impl Server for Redis {
     async fn ask(&self, question: &Question<'_>) -> Result<Reply, String> {
-        let mut line = self.line().await.map_err(|error| error.to_string())?;
+        let (number, mut line) = self.line().await.map_err(|error| error.to_string())?;
         match self.evaluate(&mut line, question).await {
             Ok(value) => read(question, value).ok_or_else(|| "an answer that makes no sense".to_owned()),
             Err(error) => {
-                self.look_at(&error).await;
+                self.look_at(number, &line, &error);
                 Err(error.to_string())
             }
         }
     }
 
     async fn forget(&self, keys: &[Fingerprint]) -> Result<u64, String> {
-        let mut line = self.line().await.map_err(|error| error.to_string())?;
+        let (number, mut line) = self.line().await.map_err(|error| error.to_string())?;
         let mut known = 0_u64;
         for key in keys {
             let mut delete = cmd("DEL");
@@ -333,7 +359,7 @@ impl Server for Redis {
             match self.run(&mut line, &delete).await.and_then(|value| Ok(u64::from_redis_value(value)?)) {
                 Ok(gone) => known = known.saturating_add(gone),
                 Err(error) => {
-                    self.look_at(&error).await;
+                    self.look_at(number, &line, &error);
                     return Err(error.to_string());
                 }
             }
@@ -341,7 +367,9 @@ impl Server for Redis {
         Ok(known)
     }
 
-    async fn hang_up(&self) {
-        *self.line.lock().await = None;
+    fn hang_up(&self) {
+        if let Ok(mut held) = self.line.try_lock() {
+            *held = None;
+        }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use tollgate_core::{Charge, Fingerprint, Rule, Shape, Verdict, carry};
@@ -15,8 +16,8 @@ use crate::{Answer, Demand, Event, Intent, MAX_CHARGES, Store, Tally, Unanswered
 /// How often a swap is tried while others write the same key.
 const MAX_TRIES: usize = 8;
 
-/// Round trips in a row whose caller left before the answer, after which the connection is not trusted any more.
-const MAX_LEFT: u32 = 3;
+/// Round trips in a row that were not answered in time, after which the connection is not trusted any more.
+const MAX_LATE: u32 = 3;
 
 /// A server: two verbs, each one round trip.
 pub trait Server: Send + Sync {
@@ -26,8 +27,8 @@ pub trait Server: Send + Sync {
     /// Forgets keys, and gives how many there were.
     fn forget(&self, keys: &[Fingerprint]) -> impl Future<Output = Result<u64, String>> + Send;
 
-    /// Connects anew next time.
-    fn hang_up(&self) -> impl Future<Output = ()> + Send;
+    /// Connects anew next time. Does not wait: what is being connected just now is new anyway.
+    fn hang_up(&self);
 }
 
 /// One round trip's question.
@@ -35,14 +36,25 @@ pub trait Server: Send + Sync {
 pub struct Question<'a> {
     /// The charges.
     pub charges: &'a [Charge<'a>],
-    /// Up to how many times they are to be charged; 0 looks, and swaps.
+    /// Up to how many times they are to be charged; 0 looks.
     pub times: u64,
-    /// Whether they are charged whatever it comes to.
-    pub owe: bool,
+    /// What is to be done.
+    pub mode: Mode,
     /// The caller's time, for tests: else the server's counts.
     pub now: Option<u64>,
     /// For each charge, or for none: the state that must be there, and the one that takes its place first.
     pub swaps: ArrayVec<Option<Swap>, MAX_CHARGES>,
+}
+
+/// What a question is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// To charge what fits. Swaps are written only with a charge: what is refused writes nothing.
+    Take,
+    /// To charge whatever it comes to.
+    Owe,
+    /// To write the swaps, and no more.
+    Put,
 }
 
 /// A state for another.
@@ -126,13 +138,15 @@ pub struct Remote<V> {
     tally: Arc<Tally>,
     /// Whether the callers' time decides, for tests.
     virtual_time: bool,
-    left: AtomicU32,
+    /// How long a round trip may take.
+    within: Duration,
+    late: AtomicU32,
 }
 
 impl<V: Server> Remote<V> {
-    /// A store on this server.
-    pub const fn new(server: V, tally: Arc<Tally>) -> Self {
-        Remote { server, tally, virtual_time: false, left: AtomicU32::new(0) }
+    /// A store on this server, which is given so long for a round trip, with connecting and all that it waits for.
+    pub const fn new(server: V, within: Duration, tally: Arc<Tally>) -> Self {
+        Remote { server, tally, virtual_time: false, within, late: AtomicU32::new(0) }
     }
 
     /// Decides by the callers' time instead of the server's: for tests with virtual time.
@@ -148,25 +162,35 @@ impl<V: Server> Remote<V> {
     }
 
     async fn ask(&self, question: &Question<'_>) -> Result<Reply, Unanswered> {
-        let waiting = self.begin().await;
-        let reply = self.server.ask(question).await;
-        waiting.end(reply)
+        self.round_trip(self.server.ask(question)).await
     }
 
-    /// Counts a round trip, and what becomes of it. After too many that were given up the connection is made anew: it may
-    /// lead nowhere.
-    async fn begin(&self) -> Waiting<'_, V> {
+    /// Counts a round trip, and what becomes of it. After too many that were late the connection is made anew: it may lead
+    /// nowhere. One whose caller leaves says nothing about the server.
+    async fn round_trip<T>(&self, asked: impl Future<Output = Result<T, String>>) -> Result<T, Unanswered> {
         self.tally.add(Event::Asked, 1);
-        if self.left.load(Ordering::Relaxed) >= MAX_LEFT {
-            self.left.store(0, Ordering::Relaxed);
-            self.server.hang_up().await;
-        }
-        Waiting { remote: self, ended: false }
+        let trouble = match tokio::time::timeout(self.within, asked).await {
+            Ok(Ok(reply)) => {
+                self.late.store(0, Ordering::Relaxed);
+                return Ok(reply);
+            }
+            Ok(Err(trouble)) => trouble,
+            Err(_) => {
+                if self.late.fetch_add(1, Ordering::Relaxed).saturating_add(1) >= MAX_LATE {
+                    self.late.store(0, Ordering::Relaxed);
+                    self.server.hang_up();
+                }
+                format!("no answer within {:?}", self.within)
+            }
+        };
+        self.tally.add(Event::Failed, 1);
+        self.tally.set_trouble(trouble);
+        Err(Unanswered::Unavailable)
     }
 
-    fn question<'q>(&self, charges: &'q [Charge<'q>], times: u64, owe: bool, now: u64) -> Question<'q> {
+    fn question<'q>(&self, charges: &'q [Charge<'q>], times: u64, mode: Mode, now: u64) -> Question<'q> {
         let now = self.virtual_time.then_some(now);
-        Question { charges, times, owe, now, swaps: ArrayVec::new() }
+        Question { charges, times, mode, now, swaps: ArrayVec::new() }
     }
 
     /// Decides or owes. States under other rules are carried over first.
@@ -174,7 +198,8 @@ impl<V: Server> Remote<V> {
         let owe = demand.intent() == Intent::Owe;
         // What costs more than there can ever be is only looked at.
         let never = !owe && demand.charges().iter().any(|charge| charge.cost > charge.rule.capacity());
-        let mut question = self.question(demand.charges(), if never { 0 } else { times }, owe, now);
+        let mode = if owe { Mode::Owe } else { Mode::Take };
+        let mut question = self.question(demand.charges(), if never { 0 } else { times }, mode, now);
         for _ in 0..MAX_TRIES {
             let reply = self.ask(&question).await?;
             if reply.done {
@@ -182,13 +207,14 @@ impl<V: Server> Remote<V> {
             }
             question.swaps = swaps(demand, &reply, Found::carried);
         }
-        Err(Unanswered::Unavailable)
+        Err(Unanswered::Contended)
     }
 
     /// Gives back: looks, works out what the state is then, and swaps it in.
     async fn give_back(&self, demand: &Demand<'_>, charged: u64, now: u64) -> Result<Answer, Unanswered> {
-        let mut question = self.question(demand.charges(), 0, false, now);
+        let mut question = self.question(demand.charges(), 0, Mode::Take, now);
         let mut reply = self.ask(&question).await?;
+        question.mode = Mode::Put;
         for _ in 0..MAX_TRIES {
             question.swaps = swaps(demand, &reply, |found, charge, now| {
                 let mut words = found.carried(charge, now);
@@ -206,15 +232,14 @@ impl<V: Server> Remote<V> {
                 return Ok(answer);
             }
         }
-        Err(Unanswered::Unavailable)
+        Err(Unanswered::Contended)
     }
 
     async fn forget(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
         let keys: ArrayVec<Fingerprint, MAX_CHARGES> =
             demand.charges().iter().map(|charge| charge.key).collect();
-        let waiting = self.begin().await;
-        let known = self.server.forget(&keys).await;
-        let mut answer = Answer::new(now, waiting.end(known)?);
+        let known = self.round_trip(self.server.forget(&keys)).await?;
+        let mut answer = Answer::new(now, known);
         for charge in demand.charges() {
             let fresh = vec![0; charge.rule.words()];
             answer.push(charge.outcome(Verdict::Admit { wait: 0 }, fresh.as_slice(), now));
@@ -271,33 +296,6 @@ impl<V: Server> Store for Remote<V> {
             Intent::Owe => self.take(demand, 1, now).await,
             Intent::GiveBack { charged } => self.give_back(demand, charged, now).await,
             Intent::Forget => self.forget(demand, now).await,
-        }
-    }
-}
-
-/// A round trip under way. One whose caller leaves has failed.
-struct Waiting<'r, V> {
-    remote: &'r Remote<V>,
-    ended: bool,
-}
-
-impl<V> Waiting<'_, V> {
-    fn end<T>(mut self, reply: Result<T, String>) -> Result<T, Unanswered> {
-        self.ended = true;
-        self.remote.left.store(0, Ordering::Relaxed);
-        reply.map_err(|trouble| {
-            self.remote.tally.add(Event::Failed, 1);
-            self.remote.tally.set_trouble(trouble);
-            Unanswered::Unavailable
-        })
-    }
-}
-
-impl<V> Drop for Waiting<'_, V> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.remote.tally.add(Event::Failed, 1);
-            self.remote.left.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

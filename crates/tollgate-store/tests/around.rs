@@ -218,20 +218,61 @@ fn a_store_that_fails_is_given_up_and_probed_by_one_check_at_a_time() {
 }
 
 #[test]
-fn a_deadline_ends_a_wait_and_the_breaker_learns_of_it() {
+fn a_late_answer_opens_the_breaker_and_a_caller_that_leaves_does_not() {
     let rule = rule("1000/1h", Algorithm::Gcra);
     let gate = Gate::new(&rule, 0);
     let tally = Arc::new(Tally::default());
-    let breaker = Breaker::new(Gated(Arc::clone(&gate)), Arc::clone(&tally));
-    let store = Deadline::new(breaker, Duration::from_millis(5), Arc::clone(&tally));
+    let late = Deadline::new(Gated(Arc::clone(&gate)), Duration::from_millis(5), Arc::clone(&tally));
+    let store = Breaker::new(late, Arc::clone(&tally));
     runtime().block_on(async {
+        for n in 0..50 {
+            let demand = Demand::of(charge(&rule, 1, 1));
+            let left =
+                tokio::time::timeout(Duration::from_micros(10), store.decide(&demand, START + n)).await;
+            assert!(left.is_err());
+        }
+        assert!(!tally.is_open());
+        let asked = gate.asked();
         for n in 0..20 {
             let answer = store.decide(&Demand::of(charge(&rule, 1, 1)), START + n).await;
             assert_eq!(answer, Err(Unanswered::Unavailable));
         }
+        assert_eq!(gate.asked(), asked + 5);
     });
-    assert_eq!(gate.asked(), 5);
     assert!(tally.is_open() && tally.take_trouble().unwrap().contains("5ms"));
+}
+
+/// A caller that leaves takes nobody with it: those that were sent along are answered.
+#[test]
+fn a_caller_that_leaves_costs_the_others_nothing() {
+    let rule = rule("100/1h", Algorithm::Gcra);
+    let gate = Gate::new(&rule, 0);
+    let store = Arc::new(Coalescing::new(Gated(Arc::clone(&gate)), Arc::default()));
+    runtime().block_on(async {
+        let ask = || {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move { store.decide(&Demand::of(charge(&rule, 1, 1)), START).await })
+        };
+        let first = ask();
+        while gate.asked() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let mut rest: Vec<_> = (0..50).map(|_| ask()).collect();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        gate.gate.add_permits(1);
+        first.await.unwrap().unwrap();
+        while gate.asked() == 1 {
+            tokio::task::yield_now().await;
+        }
+        // One of them asks for all now: it leaves, and so do others.
+        let stay = rest.split_off(10);
+        rest.iter().for_each(tokio::task::JoinHandle::abort);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        gate.gate.add_permits(10);
+        for one in stay {
+            assert!(one.await.unwrap().unwrap().is_admit());
+        }
+    });
 }
 
 #[test]
@@ -272,6 +313,15 @@ fn leased(seed: u64, naive: bool) -> (bool, u64, u64) {
         let instance = if random.u8(0..10) < 7 { 0 } else { random.usize(0..8) };
         let demand = Demand::of(charge(&rule, 1, 1));
         decisions += 1;
+        if random.u8(0..8) == 0 {
+            // Another policy refused, some time after: what is given back must not loosen the bound.
+            let back = Intent::GiveBack {
+                charged: clock.load(Ordering::Relaxed).saturating_sub(random.u64(0..2_000_000)),
+            };
+            let demand = Demand::of(charge(&rule, 1, 1)).to(back);
+            let told = instances[instance].decide(&demand, clock.load(Ordering::Relaxed));
+            assert_eq!(pollster::block_on(told).unwrap().admitted, 0, "what was leased stays charged");
+        }
         let (now, asked) = (clock.load(Ordering::Relaxed), gate.asked());
         if pollster::block_on(instances[instance].decide(&demand, now)).unwrap().is_admit() {
             // By the store's clock: what it admitted when it did, what was spent from a lease when it was.

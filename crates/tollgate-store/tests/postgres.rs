@@ -24,7 +24,10 @@ fn on_postgres(_rules: &[Rule]) -> Blocking<Remote<Postgres>> {
     let logged = NUMBER.load(Ordering::Relaxed).is_multiple_of(2);
     let schema = format!("test{}", NUMBER.fetch_add(1, Ordering::Relaxed));
     let server = Postgres::new(&SERVER.url, Options { logged, ..options(&schema) }).unwrap();
-    Blocking::new(Remote::new(server, Arc::default()).by_callers_time(), RUNTIME.handle())
+    Blocking::new(
+        Remote::new(server, Duration::from_secs(10), Arc::default()).by_callers_time(),
+        RUNTIME.handle(),
+    )
 }
 
 tollgate_harness::conformance!(postgres, on_postgres);
@@ -89,7 +92,7 @@ fn eight_instances_that_ask_for_twice_the_limit_at_once_get_the_limit() {
             for _ in 0..8 {
                 scope.spawn(|| {
                     let server = Postgres::new(&SERVER.url, options("fleet")).unwrap();
-                    let store = Remote::new(server, Arc::new(Tally::default()));
+                    let store = Remote::new(server, Duration::from_secs(10), Arc::new(Tally::default()));
                     for _ in 0..13 {
                         let admit =
                             ask(&store, &rule, 70 + algorithm as u128, 1, 0).unwrap().verdict.is_admit();
@@ -105,7 +108,7 @@ fn eight_instances_that_ask_for_twice_the_limit_at_once_get_the_limit() {
 #[test]
 fn passed_rows_are_taken_away_and_live_ones_stay() {
     let server = Postgres::new(&SERVER.url, Options { clock_slack: Duration::ZERO, ..options("reaped") });
-    let store = Remote::new(server.unwrap(), Arc::new(Tally::default()));
+    let store = Remote::new(server.unwrap(), Duration::from_secs(10), Arc::new(Tally::default()));
     let (short, long) = (rule("1000/1s burst 1", Algorithm::Gcra), rule("5/1d", Algorithm::SlidingLog));
     for key in 0..500 {
         ask(&store, &short, key, 1, 0).unwrap();
@@ -127,7 +130,7 @@ fn another_salt_is_told_and_a_url_without_sense_is_refused() {
     let with = |salt| {
         let tally = Arc::new(Tally::default());
         let server = Postgres::new(&SERVER.url, Options { salt: Some(salt), ..options("salted") }).unwrap();
-        (Remote::new(server, Arc::clone(&tally)), tally)
+        (Remote::new(server, Duration::from_secs(10), Arc::clone(&tally)), tally)
     };
     let rule = rule("5/1m", Algorithm::Gcra);
     assert!(ask(&with(1).0, &rule, 1, 1, 0).is_ok());

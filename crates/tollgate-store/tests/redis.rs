@@ -31,7 +31,11 @@ enum Time {
 fn prefixed(url: &str, prefix: &str, time: Time) -> Remote<Redis> {
     let options =
         Options { prefix: prefix.to_owned(), deadline: Duration::from_secs(10), ..Options::default() };
-    let store = Remote::new(Redis::new(Address::parse(url).unwrap(), options), Arc::default());
+    let store = Remote::new(
+        Redis::new(Address::parse(url).unwrap(), options),
+        Duration::from_secs(10),
+        Arc::default(),
+    );
     if let Time::Caller = time { store.by_callers_time() } else { store }
 }
 

@@ -206,7 +206,12 @@ impl<S: Store> Limiter<S> {
                 Places { policies: &active.policies, here: &active.store, stacks: self.stacks.as_ref() };
             let mut ruling = match places.decide(&plan.demand, now).await {
                 Ok(answer) => rule_on(policies, &plan.demand, &answer),
-                Err(Unanswered::Unavailable) => places.without_store(policies, &plan.demand, now).await,
+                Err(Unanswered::Unavailable | Unanswered::Contended) => {
+                    match places.without_store(policies, &plan.demand, now).await {
+                        Ok(ruling) => ruling,
+                        Err(_moved) => continue,
+                    }
+                }
                 Err(Unanswered::Moved) => {
                     // A reload is about to put the next generation in force.
                     std::thread::yield_now();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use tollgate_core::{Charge, Fingerprint, Outcome, Rule, Verdict};
-use tollgate_store::{Answer, Demand, Intent, MAX_CHARGES, Shared, Store, Unanswered};
+use tollgate_store::{Answer, Demand, Intent, MAX_CHARGES, Moved, Shared, Store, Unanswered};
 
 use crate::Reason;
 use crate::decision::Ruling;
@@ -27,6 +27,8 @@ pub struct Stacks {
     pub approximate: Shared,
     /// How much this instance admits while the store is out of reach, over all policies of class [`Class::Read`].
     pub read_cap: ReadCap,
+    /// How long a decision may take, over all places.
+    pub deadline: std::time::Duration,
 }
 
 /// A limit of this process for everybody together.
@@ -42,8 +44,8 @@ impl ReadCap {
         ReadCap { rule: Rule::gcra(quota), cell: Arc::default() }
     }
 
-    fn admits(&self, now: u64) -> bool {
-        let charge = Charge { policy: 0, key: Fingerprint::default(), rule: &self.rule, cost: 1 };
+    fn admits(&self, cost: u64, now: u64) -> bool {
+        let charge = Charge { policy: 0, key: Fingerprint::default(), rule: &self.rule, cost };
         let mut cell = self.cell.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         charge.decide(&mut *cell, now).verdict.is_admit()
     }
@@ -54,11 +56,12 @@ impl ReadCap {
 enum Place {
     Here,
     Approximate,
-    Leased,
     Strict,
+    /// Last: what is taken from a lease cannot be given back.
+    Leased,
 }
 
-const PLACES: [Place; 4] = [Place::Here, Place::Approximate, Place::Leased, Place::Strict];
+const PLACES: [Place; 4] = [Place::Here, Place::Approximate, Place::Strict, Place::Leased];
 
 impl Placement {
     const fn place(self) -> Place {
@@ -87,6 +90,19 @@ impl<S: Store> Places<'_, S> {
         if !self.policies.share() {
             return self.here.decide(demand, now).await;
         }
+        self.in_time(self.decide_shared(demand, now)).await.unwrap_or(Err(Unanswered::Unavailable))
+    }
+
+    /// Waits no longer than a decision may take. `None` when that is over.
+    async fn in_time<T>(&self, decided: impl Future<Output = T>) -> Option<T> {
+        #[cfg(feature = "shared")]
+        if let Some(stacks) = self.stacks {
+            return tokio::time::timeout(stacks.deadline, decided).await.ok();
+        }
+        Some(decided.await)
+    }
+
+    async fn decide_shared(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
         if let Some(refused) = self.first_layer(demand, now).await? {
             return Ok(refused);
         }
@@ -189,7 +205,7 @@ impl<S: Store> Places<'_, S> {
         policies: Arc<Policies>,
         demand: &Demand<'_>,
         now: u64,
-    ) -> Ruling {
+    ) -> Result<Ruling, Moved> {
         let mut directions: ArrayVec<(&Ready, Direction), MAX_CHARGES> = ArrayVec::new();
         let mut rules: ArrayVec<(Charge<'_>, Option<Rule>), MAX_CHARGES> = ArrayVec::new();
         for charge in demand.charges() {
@@ -209,17 +225,22 @@ impl<S: Store> Places<'_, S> {
         let decided = first.map(|(ready, _)| ready.index);
         let capped = directions.iter().find(|(ready, _)| ready.policy.class == Some(Class::Read));
         let refused = first.is_some_and(|(_, direction)| direction == Direction::Refuse);
-        let over_cap = capped.is_some() && !self.stacks.is_none_or(|stacks| stacks.read_cap.admits(now));
-        let mut ruling = if refused || over_cap {
-            let scope = if refused { decided } else { capped.map(|(ready, _)| ready.index) };
-            Ruling::new(policies, now, Reason::Unavailable, scope)
+        let mut ruling = if refused {
+            Ruling::new(Arc::clone(&policies), now, Reason::Unavailable, decided)
         } else if self.policies.share() && !rules.is_empty() {
-            self.meanwhile(policies, &rules, now).await
+            self.meanwhile(Arc::clone(&policies), &rules, now).await?
         } else {
-            Ruling::new(policies, now, Reason::Admitted, decided)
+            Ruling::new(Arc::clone(&policies), now, Reason::Admitted, decided)
         };
+        // Asked last, so that what is refused anyway takes nothing of it.
+        let cost = demand.charges().iter().map(|charge| charge.cost).max().unwrap_or(0);
+        if let (true, Some((ready, _)), Some(stacks)) = (ruling.is_admit(), capped, self.stacks)
+            && !stacks.read_cap.admits(cost, now)
+        {
+            ruling = Ruling::new(policies, now, Reason::Unavailable, Some(ready.index));
+        }
         ruling.fallback = first.map(|(_, direction)| direction);
-        ruling
+        Ok(ruling)
     }
 
     /// Decides in this process what is counted here anyway, and what is counted here meanwhile.
@@ -228,7 +249,7 @@ impl<S: Store> Places<'_, S> {
         policies: Arc<Policies>,
         rules: &[(Charge<'_>, Option<Rule>)],
         now: u64,
-    ) -> Ruling {
+    ) -> Result<Ruling, Moved> {
         let mut demand = Demand::new();
         for (charge, instead) in rules {
             let charge = match instead {
@@ -238,18 +259,30 @@ impl<S: Store> Places<'_, S> {
             let _never_more_than_there_were = demand.push(charge);
         }
         match self.here.decide(&demand, now).await {
-            Ok(answer) => rule_on(policies, &demand, &answer),
-            Err(_) => Ruling::new(policies, now, Reason::Unavailable, None),
+            Ok(answer) => Ok(rule_on(policies, &demand, &answer)),
+            Err(Unanswered::Moved) => Err(Moved),
+            Err(_) => Ok(Ruling::new(policies, now, Reason::Unavailable, None)),
         }
     }
 
     /// Adds what the watching policies would have decided, each alone. One that cannot be asked just now is not watched.
     pub(crate) async fn watch(&self, plan: &Plan<'_>, now: u64, ruling: &mut Ruling) {
-        for charge in &plan.shadows {
-            if let Ok(answer) = self.ask(self.place(charge), &Demand::of(*charge), now).await {
-                ruling.shadows.extend(parts(self.policies, std::slice::from_ref(charge), &answer));
-            }
+        if plan.shadows.is_empty() {
+            return;
         }
+        let watch = async {
+            for charge in &plan.shadows {
+                let place = self.place(charge);
+                // While the store is out of reach nobody waits for those that only watch.
+                if place != Place::Here && ruling.fallback.is_some() {
+                    continue;
+                }
+                if let Ok(answer) = self.ask(place, &Demand::of(*charge), now).await {
+                    ruling.shadows.extend(parts(self.policies, std::slice::from_ref(charge), &answer));
+                }
+            }
+        };
+        let _cut_short = self.in_time(watch).await;
     }
 
     /// Forgets a subject wherever it is counted, and gives whether it was known.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::Quota;
-use tollgate_store::around::{Wrapper, stack};
+use tollgate_store::around::{Now, Wrapper, stack};
 use tollgate_store::{Shared, Store, Tally};
 
-use crate::{ReadCap, Stacks};
+use crate::{Clock, ReadCap, Stacks};
 
 /// How a shared store is asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Around {
     /// How long a decision may take, with all that it has to wait for.
     pub deadline: Duration,
@@ -25,6 +25,8 @@ pub struct Around {
     pub read_cap: Quota,
     /// Whether keys of one demand may be on different servers, so that they are asked in turn.
     pub singly: bool,
+    /// What measures how long something took.
+    pub clock: Clock,
 }
 
 /// The wrappers that a configuration may name, in their usual order.
@@ -46,11 +48,18 @@ impl Default for Around {
             sync: Duration::from_millis(100),
             read_cap: READ_CAP,
             singly: false,
+            clock: Clock::system(),
         }
     }
 }
 
 impl Around {
+    /// How long one round trip may take: a little less than a decision, so that it is over, and known to have failed, before
+    /// whoever waits for it is told.
+    pub fn round_trip(&self) -> Duration {
+        self.deadline.saturating_sub(self.deadline / 10)
+    }
+
     /// The wrappers of a placement that asks strictly, the first outermost.
     pub fn strict(&self) -> Vec<Wrapper> {
         self.with(None)
@@ -64,7 +73,7 @@ impl Around {
     /// The wrappers of the approximate placement.
     pub fn approximate(&self) -> Vec<Wrapper> {
         let mut wrappers = self.with(None);
-        wrappers.insert(usize::from(self.singly), Wrapper::Approximate(self.sync));
+        wrappers.insert(0, Wrapper::Approximate(self.sync));
         wrappers
     }
 
@@ -92,12 +101,15 @@ impl Around {
 impl Stacks {
     /// Wraps a store for each placement. What is given up by one is given up by all: the breaker is shared.
     pub fn around(store: impl Store + 'static, tally: Arc<Tally>, around: &Around) -> Self {
-        let store = stack(Shared::new(store, tally), around.breaker());
+        let clock = around.clock.clone();
+        let now: Now = Arc::new(move || clock.now());
+        let store = stack(Shared::new(store, tally), around.breaker(), Some(&now));
         Stacks {
-            strict: stack(store.clone(), &around.strict()),
-            leased: stack(store.clone(), &around.leased()),
-            approximate: stack(store, &around.approximate()),
+            strict: stack(store.clone(), &around.strict(), Some(&now)),
+            leased: stack(store.clone(), &around.leased(), Some(&now)),
+            approximate: stack(store, &around.approximate(), Some(&now)),
             read_cap: ReadCap::new(around.read_cap),
+            deadline: around.deadline,
         }
     }
 }

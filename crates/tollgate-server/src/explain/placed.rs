@@ -22,13 +22,14 @@ pub(super) fn promise(policy: &Policy, store: &StoreSettings) -> String {
         Placement::Strict => "for each subject, across all instances".to_owned(),
         Placement::Leased => {
             "for each subject, across all instances; units that an instance bought and did not spend lapse as the bucket \
-             refills"
+             refills, and so do those of requests that another policy refused"
                 .to_owned()
         }
         Placement::Sharded => format!(
-            "for each subject, across all instances: {} shares, of which a request is charged to one; less when they are used \
-             unevenly",
-            policy.shards
+            "for each subject, across all instances: {} shares, of which a request is charged to one, so that it may cost at most \
+             {}; less when they are used unevenly",
+            policy.shards,
+            policy.rule.share(policy.shards).map_or(0, |rule| rule.capacity())
         ),
         Placement::Layered => {
             "for each subject, across all instances; the first layer refuses in each instance what is tried faster than twice \

@@ -84,7 +84,7 @@ impl Target {
                         Shared::new(remote, Arc::default())
                     }
                 };
-                let remote = || Remote::new(one(), Arc::clone(&tally));
+                let remote = || Remote::new(one(), DEADLINE, Arc::clone(&tally));
                 Target::Server {
                     virtual_time: Arc::new(shared(remote().by_callers_time())),
                     instances: (0..INSTANCES).map(|_| shared(remote())).collect(),
@@ -105,8 +105,9 @@ impl Target {
                     };
                     Postgres::new(text, options).map_err(wrong)
                 };
-                let remote =
-                    |connections| Ok::<_, Failure>(Remote::new(one(connections)?, Arc::clone(&tally)));
+                let remote = |connections| {
+                    Ok::<_, Failure>(Remote::new(one(connections)?, DEADLINE, Arc::clone(&tally)))
+                };
                 let instances = (0..INSTANCES).map(|_| Ok(Shared::new(remote(1)?, Arc::default())));
                 Target::Server {
                     virtual_time: Arc::new(Shared::new(remote(8)?.by_callers_time(), Arc::default())),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tollgate_core::{Charge, Fingerprint, Rule, Shape, Verdict};
 
@@ -47,8 +48,10 @@ struct View {
     policy: u16,
     rule: Rule,
     cell: [u64; 1],
-    /// Units that were admitted here and are not reported yet.
+    /// Units that were admitted here and are not reported yet, those that are on their way, and since when.
     owed: u64,
+    sending: u64,
+    since: u64,
     /// The store's time and the caller's when the store was last heard of.
     store: u64,
     sent: u64,
@@ -90,13 +93,16 @@ impl<S: Store> Known<S> {
     fn here(&self, charge: &Charge<'_>, now: u64) -> Option<Answer> {
         let mut views = self.of(charge.key);
         let view = views.get_mut(&charge.key)?;
-        if view.rule != *charge.rule || now.saturating_sub(view.sent) > self.fresh_for() {
+        let late = |since: u64| now.saturating_sub(since) > self.fresh_for();
+        let unheard = view.owed > 0 || view.sending > 0;
+        if view.rule != *charge.rule || late(view.sent) || (unheard && late(view.since)) {
             return None;
         }
         let at = view.at(now);
         let outcome = charge.decide(&mut view.cell, at);
         let admit = outcome.verdict.is_admit();
         if admit {
+            view.since = if unheard { view.since } else { now };
             view.owed = view.owed.saturating_add(charge.cost);
         }
         let mut answer = Answer::new(at, u64::from(admit));
@@ -122,47 +128,63 @@ impl<S: Store> Known<S> {
         if views.len() >= MAX_KEYS && !views.contains_key(&charge.key) {
             return;
         }
-        let known = views.get(&charge.key).filter(|view| view.rule == *charge.rule);
-        let owed = known.map_or(0, |view| view.owed);
-        let mut view = View { policy: charge.policy, rule: *charge.rule, cell: [cell], owed, store, sent };
-        Charge { cost: owed, ..*charge }.owe(&mut view.cell, store);
+        let (owed, sending, since) =
+            views.get(&charge.key).map_or((0, 0, sent), |view| (view.owed, view.sending, view.since));
+        let (policy, rule) = (charge.policy, *charge.rule);
+        let mut view = View { policy, rule, cell: [cell], owed, sending, since, store, sent };
+        Charge { cost: owed.saturating_add(sending), ..*charge }.owe(&mut view.cell, store);
         views.insert(charge.key, view);
     }
 
-    /// What is owed, in demands of several keys each. Keys that owe nothing and are stale are forgotten.
-    fn reports(&self) -> Vec<Vec<(Fingerprint, View)>> {
+    /// The keys that owe, in groups for a demand each. Those that owe nothing and are stale are forgotten.
+    fn owing(&self) -> Vec<Vec<Fingerprint>> {
         let latest = self.latest.load(Ordering::Relaxed);
         let mut owing = Vec::new();
         for number in 0..LOCKS {
             let mut views = self.lock(number);
-            views.retain(|_, view| view.owed > 0 || latest.saturating_sub(view.sent) <= self.fresh_for());
-            for (key, view) in views.iter_mut().filter(|(_, view)| view.owed > 0) {
-                owing.push((*key, *view));
-                view.owed = 0;
-            }
+            let owes = |view: &View| view.owed > 0 || view.sending > 0;
+            views.retain(|_, view| owes(view) || latest.saturating_sub(view.sent) <= self.fresh_for());
+            owing.extend(views.iter().filter(|(_, view)| view.owed > 0).map(|(key, _)| *key));
         }
         owing.chunks(MAX_CHARGES).map(<[_]>::to_vec).collect()
     }
 
-    async fn report(&self, owing: Vec<(Fingerprint, View)>) {
+    /// Reports what these keys owe by now.
+    async fn report(&self, keys: Vec<Fingerprint>) {
         let sent = self.latest.load(Ordering::Relaxed);
+        let mut owing: Vec<(Fingerprint, View)> = Vec::new();
+        for key in keys {
+            if let Some(view) = self.of(key).get_mut(&key) {
+                (view.sending, view.owed) = (view.sending.saturating_add(view.owed), 0);
+                owing.push((key, *view));
+            }
+        }
         let mut demand = Demand::new().to(Intent::Owe);
         for (key, view) in &owing {
-            let _one_each = demand.push(view.charge(*key, view.owed));
+            let _one_each = demand.push(view.charge(*key, view.sending));
         }
-        match self.inner.decide(&demand, sent).await {
-            Ok(answer) => {
-                for (charge, outcome) in demand.charges().iter().zip(answer.outcomes()) {
-                    self.learn(charge, outcome.cell, (answer.now, sent));
-                }
+        let answer = self.inner.decide(&demand, sent).await;
+        for (index, (key, view)) in owing.iter().enumerate() {
+            let heard =
+                answer.as_ref().ok().and_then(|answer| Some((answer.now, answer.outcomes().get(index)?)));
+            self.settle(*key, view.sending, heard.is_some(), sent);
+            // Under a rule that has changed meanwhile the store's word is asked for anew.
+            let same = self.of(*key).get(key).is_some_and(|known| known.rule == view.rule);
+            if let (Some((now, outcome)), true) = (heard, same) {
+                self.learn(&view.charge(*key, 0), outcome.cell, (now, sent));
             }
-            // Whether the store heard is not known: it will hear again, which can only refuse more.
-            Err(_) => {
-                for (key, view) in &owing {
-                    if let Some(known) = self.of(*key).get_mut(key) {
-                        known.owed = known.owed.saturating_add(view.owed);
-                    }
-                }
+        }
+    }
+
+    /// What was on its way is there; or it is owed again, for whether the store heard is not known: it will hear again, which
+    /// can only refuse more.
+    fn settle(&self, key: Fingerprint, units: u64, heard: bool, sent: u64) {
+        if let Some(view) = self.of(key).get_mut(&key) {
+            view.sending = view.sending.saturating_sub(units);
+            if heard {
+                view.since = sent;
+            } else {
+                view.owed = view.owed.saturating_add(units);
             }
         }
     }
@@ -174,7 +196,7 @@ async fn report_all<S: Store + 'static>(known: Weak<Known<S>>, every: Duration) 
         tokio::time::sleep(every).await;
         let Some(known) = known.upgrade() else { return };
         let mut under_way = JoinSet::new();
-        for owing in known.reports() {
+        for owing in known.owing() {
             if under_way.len() >= MAX_REPORTS {
                 under_way.join_next().await;
             }
@@ -189,7 +211,9 @@ impl<S: Store + 'static> Store for Approximate<S> {
     async fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
         let known = &self.known;
         known.latest.fetch_max(now, Ordering::Relaxed);
-        self.reporter.get_or_init(|| drop(tokio::spawn(report_all(Arc::downgrade(known), known.every))));
+        // Without a runtime nobody would report, so then the store decides everything.
+        let Ok(runtime) = Handle::try_current() else { return known.inner.decide(demand, now).await };
+        self.reporter.get_or_init(|| drop(runtime.spawn(report_all(Arc::downgrade(known), known.every))));
         if demand.intent() == Intent::Forget {
             for charge in demand.charges() {
                 known.of(charge.key).remove(&charge.key);

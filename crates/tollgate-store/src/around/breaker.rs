@@ -16,7 +16,7 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: u64 = 100_000_000;
 
 /// A store that is given up when it fails [`PATIENCE`] times in a row. Pauses double from 100 ms to [`LONGEST_PAUSE`], and each
-/// is cut by a random part of up to half, so that a fleet does not return as one.
+/// is cut by a random part of up to half, so that a fleet does not return as one. A caller that leaves is no verdict.
 #[derive(Debug)]
 pub struct Breaker<S> {
     inner: S,
@@ -25,13 +25,16 @@ pub struct Breaker<S> {
     /// When the next check may ask, by the callers' time; 0 while everybody may.
     again: AtomicU64,
     pause: AtomicU64,
+    /// How often it was given up: what began before has nothing new to say.
+    given_up: AtomicU32,
 }
 
 impl<S> Breaker<S> {
     /// Gives `inner` up when it fails, and finds it again.
     pub const fn new(inner: S, tally: Arc<Tally>) -> Self {
-        let (failures, again, pause) = (AtomicU32::new(0), AtomicU64::new(0), AtomicU64::new(FIRST_PAUSE));
-        Breaker { inner, tally, failures, again, pause }
+        let (failures, given_up) = (AtomicU32::new(0), AtomicU32::new(0));
+        let (again, pause) = (AtomicU64::new(0), AtomicU64::new(FIRST_PAUSE));
+        Breaker { inner, tally, failures, again, pause, given_up }
     }
 
     /// Whether this check may ask. Of those that come when it is time, one.
@@ -44,23 +47,24 @@ impl<S> Breaker<S> {
                 && self.again.compare_exchange(again, next, Ordering::AcqRel, Ordering::Relaxed).is_ok())
     }
 
-    fn learn(&self, failed: bool, now: u64) {
-        if !failed {
-            if self.failures.swap(0, Ordering::Relaxed) > 0 || self.again.load(Ordering::Relaxed) > 0 {
-                self.again.store(0, Ordering::Release);
-                self.pause.store(FIRST_PAUSE, Ordering::Relaxed);
-                self.tally.set_open(false);
-            }
-            return;
+    fn succeeded(&self) {
+        let was = self.failures.swap(0, Ordering::Relaxed) > 0 || self.tally.is_open();
+        if was || self.again.load(Ordering::Relaxed) > 0 {
+            self.again.store(0, Ordering::Release);
+            self.pause.store(FIRST_PAUSE, Ordering::Relaxed);
+            self.tally.set_open(false);
         }
-        if self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1) < PATIENCE {
+    }
+
+    fn failed(&self, began: u32, now: u64) {
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        let next = began.wrapping_add(1);
+        if failures < PATIENCE
+            || self.given_up.compare_exchange(began, next, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
             return;
         }
         let pause = self.pause.load(Ordering::Relaxed);
-        // Those that were under way when it was given up have nothing new to say.
-        if now < self.again.load(Ordering::Acquire).saturating_sub(longest()) {
-            return;
-        }
         self.pause.store(pause.saturating_mul(2).min(longest()), Ordering::Relaxed);
         let jittered = pause.saturating_sub(fastrand::u64(0..=pause / 2));
         self.again.store(now.saturating_add(jittered), Ordering::Release);
@@ -78,25 +82,12 @@ impl<S: Store> Store for Breaker<S> {
             self.tally.add(Event::Broken, 1);
             return Err(Unanswered::Unavailable);
         }
-        let mut left = Left { breaker: self, now, waiting: true };
+        let began = self.given_up.load(Ordering::Acquire);
         let answer = self.inner.decide(demand, now).await;
-        left.waiting = false;
-        self.learn(answer == Err(Unanswered::Unavailable), now);
-        answer
-    }
-}
-
-/// A check whose caller does not wait any longer has failed: that is how a deadline ends it.
-struct Left<'b, S> {
-    breaker: &'b Breaker<S>,
-    now: u64,
-    waiting: bool,
-}
-
-impl<S> Drop for Left<'_, S> {
-    fn drop(&mut self) {
-        if self.waiting {
-            self.breaker.learn(true, self.now);
+        match &answer {
+            Err(Unanswered::Unavailable) => self.failed(began, now),
+            _ => self.succeeded(),
         }
+        answer
     }
 }

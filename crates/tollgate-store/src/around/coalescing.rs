@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tollgate_core::{Charge, Fingerprint, Rule};
 
@@ -18,7 +19,7 @@ const MAX_WAITING: usize = 100_000;
 /// A store that is asked once at a time about each key.
 #[derive(Debug)]
 pub struct Coalescing<S> {
-    inner: S,
+    inner: Arc<S>,
     lanes: Arc<Lanes>,
     tally: Arc<Tally>,
 }
@@ -57,7 +58,7 @@ impl<S> Coalescing<S> {
     /// Asks `inner` once at a time about each key.
     pub fn new(inner: S, tally: Arc<Tally>) -> Self {
         let lanes = std::array::from_fn(|_| Mutex::default());
-        Coalescing { inner, lanes: Arc::new(Lanes(lanes)), tally }
+        Coalescing { inner: Arc::new(inner), lanes: Arc::new(Lanes(lanes)), tally }
     }
 
     /// The turn, at once or when it has come; or the answer, when another asked for this one too.
@@ -88,7 +89,7 @@ impl<S> Coalescing<S> {
     }
 }
 
-impl<S: Store> Store for Coalescing<S> {
+impl<S: Store + 'static> Store for Coalescing<S> {
     async fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
         let ([charge], Intent::Take { times: 1 }) = (demand.charges(), demand.intent()) else {
             return self.inner.decide(demand, now).await;
@@ -101,13 +102,33 @@ impl<S: Store> Store for Coalescing<S> {
             Err(answer) => return answer,
         };
         turn.asking = true;
-        let all = turn.others.len().saturating_add(1);
-        let all = demand.clone().times(u64::try_from(all).unwrap_or(u64::MAX));
-        let answer = self.inner.decide(&all, now).await;
-        for (nth, other) in (2..).zip(turn.others.drain(..)) {
-            let _gone = other.tell.send(Told::Answer(part(charge, &answer, nth)));
+        if turn.others.is_empty() {
+            return self.inner.decide(demand, now).await;
         }
-        part(charge, &answer, 1)
+        // Others depend on it: it goes on also when this caller leaves.
+        let (tell, told) = oneshot::channel();
+        turn.others.insert(0, Waiter { rule: *charge.rule, cost: charge.cost, tell });
+        let asked = ask(Arc::clone(&self.inner), turn, charge.policy, now);
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(asked)),
+            Err(_) => asked.await,
+        }
+        match told.await {
+            Ok(Told::Answer(answer)) => answer,
+            _ => Err(Unanswered::Unavailable),
+        }
+    }
+}
+
+/// Asks for all that wait, and tells each its part.
+async fn ask<S: Store>(store: Arc<S>, mut turn: Turn, policy: u16, now: u64) {
+    let Some(first) = turn.others.first() else { return };
+    let (rule, cost) = (first.rule, first.cost);
+    let charge = Charge { policy, key: turn.key, rule: &rule, cost };
+    let times = u64::try_from(turn.others.len()).unwrap_or(u64::MAX);
+    let answer = store.decide(&Demand::of(charge).times(times), now).await;
+    for (nth, other) in (1..).zip(turn.others.drain(..)) {
+        let _gone = other.tell.send(Told::Answer(part(&charge, &answer, nth)));
     }
 }
 

@@ -5,6 +5,8 @@
 //! are more than B). So unit j of a pack that moved the cell from c to c + k x interval lapses at c + (j - 1) x interval, and
 //! every admitted unit still has its own position in (s, s + capacity], which is the whole proof of B + r t.
 //!
+//! Nothing is given back to such a key: a refund would move the cell below positions that units of a lease still hold.
+//!
 //! The store's time is reckoned from the local time at which the pack was asked for, so that an unknown delay only makes it lapse
 //! early.
 
@@ -13,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tollgate_core::{Algorithm, Charge, Fingerprint, Outcome, Rule, Verdict};
 
+use crate::around::Now;
 use crate::{Answer, Demand, Event, Intent, Store, Tally, Unanswered};
 
 /// How many locks the leases are spread over: a power of two.
@@ -23,14 +26,20 @@ const MAX_LEASES: usize = 4_096;
 
 /// A store from which units are bought in packs. The pack grows while a key is spent faster than its bucket refills, and
 /// shrinks else, so that a slow key is never kept waiting for units that lie here.
-#[derive(Debug)]
 pub struct Leases<S> {
     inner: S,
     /// The most units in a pack.
     most: u64,
     locks: [Mutex<HashMap<Fingerprint, Lease>>; LOCKS],
     lapsing: bool,
+    now: Option<Now>,
     tally: Arc<Tally>,
+}
+
+impl<S> std::fmt::Debug for Leases<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Leases").field("most", &self.most).finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +106,14 @@ impl<S> Leases<S> {
     /// Buys from `inner` up to `most` units at once.
     pub fn new(inner: S, most: u64, tally: Arc<Tally>) -> Self {
         let locks = std::array::from_fn(|_| Mutex::default());
-        Leases { inner, most, locks, lapsing: true, tally }
+        Leases { inner, most, locks, lapsing: true, now: None, tally }
+    }
+
+    /// Reckons by this clock instead of by the time at which a caller came, who may have waited since.
+    #[must_use]
+    pub fn by(mut self, now: Option<Now>) -> Self {
+        self.now = now;
+        self
     }
 
     /// Without the rule that units lapse, to show what it is for.
@@ -167,16 +183,23 @@ impl<S> Leases<S> {
 
 impl<S: Store> Store for Leases<S> {
     async fn decide(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
-        let ([charge], Intent::Take { times }) = (demand.charges(), demand.intent()) else {
-            if demand.intent() == Intent::Forget {
-                for charge in demand.charges() {
-                    self.of(charge.key).remove(&charge.key);
-                }
+        if demand.intent() == Intent::Forget {
+            for charge in demand.charges() {
+                self.of(charge.key).remove(&charge.key);
             }
+        }
+        let leased =
+            |charge: &Charge<'_>| matches!(charge.rule.algorithm(), Algorithm::Gcra | Algorithm::TokenBucket);
+        if matches!(demand.intent(), Intent::GiveBack { .. }) && demand.charges().iter().any(leased) {
+            // It would move the cell below positions that units of a lease still hold, here or elsewhere. So it stays
+            // charged, and lapses.
+            return Ok(Answer::new(now, 0));
+        }
+        let ([charge], Intent::Take { times }) = (demand.charges(), demand.intent()) else {
             return self.inner.decide(demand, now).await;
         };
-        let fits = matches!(charge.rule.algorithm(), Algorithm::Gcra | Algorithm::TokenBucket);
-        if !fits || charge.cost == 0 || charge.cost > charge.rule.capacity() {
+        let now = self.now.as_ref().map_or(now, |clock| clock());
+        if !leased(charge) || charge.cost == 0 || charge.cost > charge.rule.capacity() {
             return self.inner.decide(demand, now).await;
         }
         let Spent { spent, charged, outcome, more } = self.spend(charge, times, now);

@@ -1,6 +1,7 @@
 //! Wrappers: each is a store around a store, and knows one thing. [`stack`] puts them around a store in the order that is
 //! asked for.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Shared;
@@ -40,20 +41,23 @@ pub enum Wrapper {
     Breaker,
 }
 
-/// Puts wrappers around a store, the first of them outermost.
-pub fn stack(store: Shared, wrappers: &[Wrapper]) -> Shared {
-    wrappers.iter().rev().fold(store, |inner, wrapper| inner.within(*wrapper))
+/// A clock, in nanoseconds: what is reckoned from it is how long something took.
+pub type Now = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// Puts wrappers around a store, the first of them outermost. Without a clock they reckon by the times at which callers came.
+pub fn stack(store: Shared, wrappers: &[Wrapper], now: Option<&Now>) -> Shared {
+    wrappers.iter().rev().fold(store, |inner, wrapper| inner.within(*wrapper, now.cloned()))
 }
 
 impl Shared {
-    fn within(self, wrapper: Wrapper) -> Shared {
+    fn within(self, wrapper: Wrapper, now: Option<Now>) -> Shared {
         let (tally, also) = (self.tally_of(), self.tally_of());
         match wrapper {
             Wrapper::Singly => Shared::new(Singly::new(self), tally),
-            Wrapper::Refusals => Shared::new(Refusals::new(self, also), tally),
+            Wrapper::Refusals => Shared::new(Refusals::new(self, also).by(now), tally),
             Wrapper::Deadline(deadline) => Shared::new(Deadline::new(self, deadline, also), tally),
             Wrapper::Coalescing => Shared::new(Coalescing::new(self, also), tally),
-            Wrapper::Leases(most) => Shared::new(Leases::new(self, most, also), tally),
+            Wrapper::Leases(most) => Shared::new(Leases::new(self, most, also).by(now), tally),
             Wrapper::Approximate(every) => Shared::new(Approximate::new(self, every, also), tally),
             Wrapper::Breaker => Shared::new(Breaker::new(self, also), tally),
         }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate_core::{Charge, Fingerprint, Outcome, Rule, Shape, Verdict};
 
+use crate::around::Now;
 use crate::{Answer, Demand, Event, Intent, Store, Tally, Unanswered};
 
 /// How many refusals are remembered: a power of two. A newer one takes the place of an older one.
@@ -12,11 +13,17 @@ const PLACES: usize = 1 << 15;
 
 /// A store that remembers whom the one inside refused. What clears a refusal early (a refund or a reset by another instance) is
 /// not seen here before its time; one by this instance is.
-#[derive(Debug)]
 pub struct Refusals<S> {
     inner: S,
     places: Box<[Mutex<Option<Refusal>>]>,
+    now: Option<Now>,
     tally: Arc<Tally>,
+}
+
+impl<S> std::fmt::Debug for Refusals<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Refusals(..)")
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +36,8 @@ struct Refusal {
     /// it is reckoned from them is never behind.
     store: u64,
     sent: u64,
+    /// When the answer was here: no earlier than the refusal, so that a time to retry that is reckoned from it is never early.
+    received: u64,
 }
 
 impl Refusal {
@@ -42,12 +51,18 @@ impl Refusal {
         let at = self.store.saturating_add(passed);
         if charge.rule.shape() == Shape::Cell {
             let cell = [self.outcome.cell];
-            let verdict = charge.judge(&cell, at);
-            return matches!(verdict, Verdict::Refuse { .. }).then(|| charge.outcome(verdict, &cell, at));
+            // It is refused for certain, and until then: by the later of two reckonings, and by the earlier.
+            if !matches!(charge.judge(&cell, at), Verdict::Refuse { .. }) {
+                return None;
+            }
+            let at = self.store.saturating_add(now.saturating_sub(self.received));
+            return Some(charge.outcome(charge.judge(&cell, at), &cell, at));
         }
         // While one unit is refused nothing is left; of other costs the standing would have to be known.
         let Verdict::Refuse { retry_after } = self.outcome.verdict else { return None };
-        let retry_after = retry_after.checked_sub(passed).filter(|left| *left > 0)?;
+        retry_after.checked_sub(passed).filter(|left| *left > 0)?;
+        let passed = now.saturating_sub(self.received);
+        let retry_after = retry_after.saturating_sub(passed);
         (charge.cost == 1 && self.cost == 1).then(|| Outcome {
             verdict: Verdict::Refuse { retry_after },
             reset_after: self.outcome.reset_after.saturating_sub(passed),
@@ -59,7 +74,14 @@ impl Refusal {
 impl<S> Refusals<S> {
     /// Remembers the refusals of `inner`.
     pub fn new(inner: S, tally: Arc<Tally>) -> Self {
-        Refusals { inner, places: (0..PLACES).map(|_| Mutex::new(None)).collect(), tally }
+        Refusals { inner, places: (0..PLACES).map(|_| Mutex::new(None)).collect(), now: None, tally }
+    }
+
+    /// Measures by this clock how long an answer took.
+    #[must_use]
+    pub fn by(mut self, now: Option<Now>) -> Self {
+        self.now = now;
+        self
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "any bits of a hash will do")]
@@ -85,11 +107,12 @@ impl<S> Refusals<S> {
     }
 
     /// Remembers who was refused, and what became of those who had been and now are not.
-    fn remember(&self, demand: &Demand<'_>, answer: &Answer, sent: u64) {
+    fn remember(&self, demand: &Demand<'_>, answer: &Answer, (sent, received): (u64, u64)) {
         for (charge, outcome) in demand.charges().iter().zip(answer.outcomes()).filter(|(c, _)| c.cost > 0) {
             let Some(place) = self.place(charge.key) else { continue };
             let Charge { key, rule, cost, .. } = *charge;
-            let refusal = Refusal { key, rule: *rule, cost, outcome: *outcome, store: answer.now, sent };
+            let refusal =
+                Refusal { key, rule: *rule, cost, outcome: *outcome, store: answer.now, sent, received };
             let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
             let refused = matches!(outcome.verdict, Verdict::Refuse { .. });
             let moved = answer.is_admit() && place.is_some_and(|known| known.key == key);
@@ -121,8 +144,10 @@ impl<S: Store> Store for Refusals<S> {
             self.tally.add(Event::Remembered, 1);
             return Ok(answer);
         }
+        let begun = self.now.as_ref().map(|clock| clock());
         let answer = self.inner.decide(demand, now).await?;
-        self.remember(demand, &answer, now);
+        let passed = begun.zip(self.now.as_ref()).map_or(0, |(begun, clock)| clock().saturating_sub(begun));
+        self.remember(demand, &answer, (now, now.saturating_add(passed)));
         Ok(answer)
     }
 }

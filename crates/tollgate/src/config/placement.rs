@@ -3,7 +3,7 @@
 use tollgate_core::{Algorithm, Rule};
 
 use crate::config::Section;
-use crate::{Direction, Placement, Policy};
+use crate::{Cost, Direction, Placement, Policy};
 
 /// The most keys that one may be spread over.
 pub(super) const MAX_SHARDS: u64 = 64;
@@ -63,6 +63,17 @@ pub(super) fn check_placement(section: &Section<'_>, policy: &Policy, host: &Hos
     if policy.placement == Placement::Sharded {
         if let Some(rule) = too_small(policy.shards) {
             section.problem("quota", least(rule, policy.shards, "shards"));
+        }
+        // One share is what one request is charged to.
+        let share = policy.rule.share(policy.shards).map_or(0, |rule| rule.capacity());
+        if let Cost::Fixed(cost) = policy.cost
+            && cost > share
+            && share > 0
+        {
+            section.problem(
+                "cost",
+                format!("more than the {share} units that one of {} shards ever gives", policy.shards),
+            );
         }
     } else if section.has("shards") {
         section.problem("shards", "only `placement = \"sharded\"` has shards");

@@ -242,7 +242,11 @@ fn a_wrong_password_and_another_salt_are_told_and_never_shown() {
             ..tollgate::redis::Options::default()
         };
         let address = tollgate::redis::Address::parse(&url("right-password")).unwrap();
-        let remote = tollgate::Remote::new(tollgate::redis::Redis::new(address, options), Arc::clone(&tally));
+        let remote = tollgate::Remote::new(
+            tollgate::redis::Redis::new(address, options),
+            Duration::from_secs(2),
+            Arc::clone(&tally),
+        );
         let other = other.store(tollgate::Stacks::around(remote, Arc::clone(&tally), &around()));
         assert!(!is_strict(&other, "a").await);
         assert!(tally.take_trouble().unwrap().contains("another salt"));

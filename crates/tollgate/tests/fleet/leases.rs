@@ -42,7 +42,8 @@ fn worker() {
     let tally = Arc::new(Tally::default());
     let options = Options { prefix: setting("PREFIX"), ..Options::default() };
     let redis = Redis::new(Address::parse(&setting("URL")).unwrap(), options);
-    let leases = Leases::new(Remote::new(redis, Arc::clone(&tally)), 100, Arc::clone(&tally));
+    let leases =
+        Leases::new(Remote::new(redis, Duration::from_secs(2), Arc::clone(&tally)), 100, Arc::clone(&tally));
     let leases = if setting("NAIVE") == "1" { leases.naive() } else { leases };
     let store = Refusals::new(leases, Arc::clone(&tally));
     let rule = rule();

@@ -28,12 +28,16 @@ pub(crate) fn stacks(url: &str, prefix: &str, around: &Around) -> Stacks {
         let schema = prefix.trim_end_matches(':').to_owned();
         let options = postgres::Options { schema, salt, deadline, ..postgres::Options::default() };
         let server = postgres::Postgres::new(url, options).unwrap();
-        return Stacks::around(Remote::new(server, Arc::clone(&tally)), tally, around);
+        return Stacks::around(Remote::new(server, around.round_trip(), Arc::clone(&tally)), tally, around);
     }
     let address = Address::parse(url).unwrap();
     let around = Around { singly: address.is_cluster(), ..around.clone() };
     let options = Options { prefix: prefix.to_owned(), salt, deadline, ..Options::default() };
-    Stacks::around(Remote::new(Redis::new(address, options), Arc::clone(&tally)), tally, &around)
+    Stacks::around(
+        Remote::new(Redis::new(address, options), around.round_trip(), Arc::clone(&tally)),
+        tally,
+        &around,
+    )
 }
 
 /// One instance of these policies.

@@ -37,7 +37,7 @@ fn on_redis(url: &str, authority: Option<&str>) -> Limiter {
         None => address,
     };
     let options = Options { salt: Some(salt().check()), ..Options::default() };
-    let remote = Remote::new(Redis::new(address, options), Arc::clone(&tally));
+    let remote = Remote::new(Redis::new(address, options), Duration::from_secs(2), Arc::clone(&tally));
     let around = Around { deadline: Duration::from_secs(2), ..Around::default() };
     limiter(Stacks::around(remote, tally, &around))
 }
@@ -115,7 +115,11 @@ fn postgres_over_tls_by_a_user_that_may_only_use_what_is_there() {
             deadline: Duration::from_secs(2),
             ..postgres::Options::default()
         };
-        let remote = Remote::new(postgres::Postgres::new(&url, options).unwrap(), Arc::clone(&tally));
+        let remote = Remote::new(
+            postgres::Postgres::new(&url, options).unwrap(),
+            Duration::from_secs(2),
+            Arc::clone(&tally),
+        );
         let around = Around { deadline: Duration::from_secs(2), ..Around::default() };
         limiter(Stacks::around(remote, tally, &around))
     };

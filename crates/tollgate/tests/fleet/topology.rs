@@ -125,6 +125,32 @@ fn a_slot_that_is_moving_is_asked_for_where_its_key_is() {
     });
 }
 
+/// Reports of several keys at once are on several nodes.
+#[test]
+fn approximate_counts_reach_every_node_of_a_cluster() {
+    let nodes = cluster(&[], 0, 3);
+    let policies = "[[policy]]\nname = \"p\"\nquota = \"100/1d\"\nplacement = \"approximate\"\n";
+    RUNTIME.block_on(async {
+        let around = tollgate::Around { sync: Duration::from_millis(20), ..patient() };
+        let (one, other) = (
+            instance(policies, &url(&nodes), "far:", &around),
+            instance(policies, &url(&nodes), "far:", &around),
+        );
+        for n in 0..800 {
+            assert!(check(&one, "p", &format!("s{}", n % 20)).await.is_admit());
+        }
+        for n in 0..20 {
+            let subject = format!("s{n}");
+            let left = async || {
+                let looked =
+                    other.decide_checks(&[Check { policy: "p", subject: &subject, cost: Some(0) }]).await;
+                looked.parts().next().map(|(_, part)| part.outcome.remaining)
+            };
+            until("the report", async || left().await == Some(60)).await;
+        }
+    });
+}
+
 #[test]
 fn a_cluster_whose_master_dies_is_found_again() {
     let mut nodes = cluster(&["--cluster-require-full-coverage", "no"], 1, 6);
