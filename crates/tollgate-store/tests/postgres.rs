@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
-use tollgate_core::{Algorithm, Charge, Fingerprint, Outcome, Quota, Rule, SECOND};
+use tollgate_core::{Algorithm, Charge, Fingerprint, Outcome, Quota, Rule};
 use tollgate_harness::{Blocking, PostgresServer};
 use tollgate_store::postgres::{Options, Postgres};
 use tollgate_store::{Demand, Remote, Store, Tally, Unanswered};
@@ -43,8 +43,7 @@ fn ask(store: &impl Store, rule: &Rule, key: u128, cost: u64, now: u64) -> Resul
 
 #[test]
 fn numbers_are_exact_at_the_edges() {
-    let now = 1_800_057_600_123_456_789;
-    for (text, algorithm) in [
+    let quotas = [
         ("7/60s burst 1000000", Algorithm::Gcra),
         ("1/366d burst 30", Algorithm::Gcra),
         ("1000000000/1s", Algorithm::TokenBucket),
@@ -53,32 +52,8 @@ fn numbers_are_exact_at_the_edges() {
         ("100000000000000/366d", Algorithm::SlidingCounter),
         ("13/7001us", Algorithm::SlidingCounter),
         ("11/366d", Algorithm::SlidingLog),
-    ] {
-        let rule = rule(text, algorithm);
-        let (store, mut words) = (on_postgres(&[]), vec![0; rule.words()]);
-        let mut random = fastrand::Rng::with_seed(3);
-        let mut at = now;
-        for step in 0..100 {
-            let capacity = rule.capacity();
-            let cost = match random.u8(0..4) {
-                0 => 1,
-                2 if algorithm != Algorithm::SlidingLog => random.u64(1..=capacity),
-                _ => random.u64(1..=capacity.min(5)),
-            };
-            let charge = Charge { policy: 0, key: Fingerprint(1), rule: &rule, cost };
-            let here = charge.decide(words.as_mut_slice(), at);
-            assert_eq!(
-                ask(&store, &rule, 1, cost, at),
-                Ok(here),
-                "{text} {algorithm}, step {step}, cost {cost}"
-            );
-            at += match random.u8(0..3) {
-                0 => random.u64(0..3),
-                1 => random.u64(0..rule.memory().min(400 * 86_400 * SECOND)),
-                _ => random.u64(0..rule.quota().interval() * 3),
-            };
-        }
-    }
+    ];
+    tollgate_harness::laws::numbers_are_exact_at_the_edges(&on_postgres, &quotas);
 }
 
 #[test]

@@ -77,6 +77,14 @@ impl Limiter<Memory> {
         Ok(Limiter::new(PolicySet::from_toml(text)?, Salt::random(), Clock::system()))
     }
 
+    /// The same under a salt that other instances have too: for counts that they share.
+    ///
+    /// # Errors
+    /// As for [`Limiter::from_toml`].
+    pub fn salted(text: &str, salt: Salt) -> Result<Self, Problems> {
+        Ok(Limiter::new(PolicySet::from_toml(text)?, salt, Clock::system()))
+    }
+
     /// A limiter over this set, salt and clock.
     pub fn new(set: PolicySet, salt: Salt, clock: Clock) -> Self {
         Limiter::with_store(set, salt, clock, |_, memory| memory)
@@ -171,6 +179,17 @@ impl<S> Limiter<S> {
         self
     }
 
+    /// The clock.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// What instances compare their salts by.
+    #[cfg(any(feature = "postgres", feature = "redis"))]
+    pub(crate) fn salt_check(&self) -> u64 {
+        self.salt.check()
+    }
+
     /// What stands around the shared store.
     pub const fn stacks(&self) -> Option<&Stacks> {
         self.stacks.as_ref()
@@ -243,11 +262,6 @@ impl<S: Store> Limiter<S> {
     /// The policies in force.
     pub fn policies(&self) -> Arc<Policies> {
         Arc::clone(&self.active.load().policies)
-    }
-
-    /// The clock.
-    pub fn clock(&self) -> &Clock {
-        &self.clock
     }
 }
 

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::Quota;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+use tollgate_store::Remote;
 use tollgate_store::around::{Now, Wrapper, stack};
 use tollgate_store::{Shared, Store, Tally};
 
-use crate::{Clock, ReadCap, Stacks};
+use crate::{Clock, Limiter, ReadCap, Stacks};
 
 /// How a shared store is asked.
 #[derive(Clone, Debug)]
@@ -111,5 +113,56 @@ impl Stacks {
             read_cap: ReadCap::new(around.read_cap),
             deadline: around.deadline,
         }
+    }
+}
+
+impl<S> Limiter<S> {
+    /// Shares the counts of policies with a shared placement on a Redis or Valkey: see
+    /// [`Address::parse`](tollgate_store::redis::Address::parse) for its URL. It is connected to when it is needed, and may be
+    /// down until then.
+    ///
+    /// ```
+    /// use tollgate::{Limiter, Salt};
+    ///
+    /// let policies = r#"
+    ///     [[policy]]
+    ///     name = "api"
+    ///     quota = "100/1m"
+    ///     placement = "strict"
+    /// "#;
+    /// // All instances have the same salt, or they would find no key of each other's.
+    /// let salt = Salt::from_text("from the environment, say")?;
+    /// let limiter = Limiter::salted(policies, salt)?.redis("redis://127.0.0.1:6379")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What is wrong with the URL.
+    #[cfg(feature = "redis")]
+    pub fn redis(self, url: &str) -> Result<Self, String> {
+        use tollgate_store::redis::{Address, Options, Redis};
+        let address = Address::parse(url)?;
+        let around =
+            Around { singly: address.is_cluster(), clock: self.clock().clone(), ..Around::default() };
+        let options =
+            Options { salt: Some(self.salt_check()), deadline: around.deadline, ..Options::default() };
+        let tally = Arc::new(Tally::default());
+        let remote = Remote::new(Redis::new(address, options), around.round_trip(), Arc::clone(&tally));
+        Ok(self.store(Stacks::around(remote, tally, &around)))
+    }
+
+    /// The same on a PostgreSQL.
+    ///
+    /// # Errors
+    /// What is wrong with the URL.
+    #[cfg(feature = "postgres")]
+    pub fn postgres(self, url: &str) -> Result<Self, String> {
+        use tollgate_store::postgres::{Options, Postgres};
+        let around = Around { clock: self.clock().clone(), ..Around::default() };
+        let options =
+            Options { salt: Some(self.salt_check()), deadline: around.deadline, ..Options::default() };
+        let tally = Arc::new(Tally::default());
+        let remote = Remote::new(Postgres::new(url, options)?, around.round_trip(), Arc::clone(&tally));
+        Ok(self.store(Stacks::around(remote, tally, &around)))
     }
 }
