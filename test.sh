@@ -28,6 +28,7 @@ need nginx nginx-light
 need curl curl
 need redis-server redis-server
 need pgrep procps
+need ip iproute2
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || need initdb-of-postgresql postgresql
 
 step "format"

@@ -4,6 +4,7 @@
 mod exact;
 mod faults;
 mod leases;
+mod partition;
 mod rig;
 mod secure;
 mod topology;
