@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tollgate::{Around, Check, Event, Limiter};
 
-use crate::rig::{POSTGRES, REDIS, RUNTIME, check, count, instance, patient};
+use crate::rig::{POSTGRES, REDIS, RUNTIME, alone, check, count, instance, patient};
 
 const ALGORITHMS: [&str; 4] = ["gcra", "fixed-window", "sliding-counter", "sliding-log"];
 
@@ -40,6 +40,7 @@ async fn twice_the_limit(policies: &str, url: &str, prefix: &str) -> u64 {
 
 #[test]
 fn eight_instances_admit_exactly_the_limit_on_redis_and_postgres_in_every_shape() {
+    let _alone = alone();
     RUNTIME.block_on(async {
         for url in [&REDIS.url, &POSTGRES.url] {
             for algorithm in ALGORITHMS {
@@ -65,6 +66,7 @@ fn eight_instances_admit_exactly_the_limit_on_redis_and_postgres_in_every_shape(
 
 #[test]
 fn a_storm_of_a_million_refused_checks_costs_the_store_a_handful_of_commands() {
+    let _alone = alone();
     RUNTIME.block_on(async {
         let limiter = instance(
             "[[policy]]\nname = \"p\"\nquota = \"5/1d\"\nplacement = \"strict\"\n",
@@ -90,6 +92,7 @@ fn a_storm_of_a_million_refused_checks_costs_the_store_a_handful_of_commands() {
 /// A thousand callers of one key without pause: one command a round trip, whatever is asked, and never more than the bound.
 #[test]
 fn a_hot_key_costs_one_command_a_round_trip_and_stays_exact() {
+    let _alone = alone();
     let seconds = if std::env::var_os("TOLLGATE_QUICK").is_some() { 2 } else { 10 };
     let policies = "[[policy]]\nname = \"p\"\nquota = \"20000/1s burst 1000\"\nplacement = \"strict\"\n";
     RUNTIME.block_on(async {
@@ -127,6 +130,7 @@ fn a_hot_key_costs_one_command_a_round_trip_and_stays_exact() {
 
 #[test]
 fn policies_in_process_and_in_the_store_are_all_or_none() {
+    let _alone = alone();
     let policies = r#"
         [[policy]]
         name = "here"
@@ -173,6 +177,7 @@ fn policies_in_process_and_in_the_store_are_all_or_none() {
 
 #[test]
 fn approximate_counts_stay_below_the_overshoot_that_explain_prints() {
+    let _alone = alone();
     let policies = "[[policy]]\nname = \"p\"\nquota = \"500/1s burst 100\"\nplacement = \"approximate\"\n";
     RUNTIME.block_on(async {
         let around = Around {
@@ -219,6 +224,7 @@ fn approximate_counts_stay_below_the_overshoot_that_explain_prints() {
 
 #[test]
 fn a_reset_and_a_changed_quota_reach_the_shared_count() {
+    let _alone = alone();
     let policies =
         |quota: &str| format!("[[policy]]\nname = \"p\"\nquota = \"{quota}\"\nplacement = \"strict\"\n");
     RUNTIME.block_on(async {

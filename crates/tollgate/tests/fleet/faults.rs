@@ -7,7 +7,7 @@ use tollgate::{Around, Direction, Event, Limiter, Reason};
 use tollgate_harness::servers::free_port;
 use tollgate_harness::{PostgresServer, RedisServer};
 
-use crate::rig::{RUNTIME, check, count, instance, until};
+use crate::rig::{RUNTIME, alone, check, count, instance, until};
 
 const POLICIES: &str = r#"
     [[policy]]
@@ -62,10 +62,11 @@ async fn back(limiter: &Limiter, what: &str) -> Duration {
 
 #[test]
 fn a_stopped_store_is_answered_for_within_the_deadline_and_found_again_without_a_herd() {
+    let _alone = alone();
     let server = RedisServer::start("redis-server");
     RUNTIME.block_on(async {
         let limiter = Arc::new(instance(POLICIES, &server.url, "stop:", &around()));
-        assert!(is_strict(&limiter, "a").await);
+        until("the store", async || is_strict(&limiter, "a").await).await;
         let connections = server.info("total_connections_received");
         let asked = count(&limiter, Event::Asked);
         server.signal("-STOP");
@@ -107,6 +108,7 @@ fn a_stopped_store_is_answered_for_within_the_deadline_and_found_again_without_a
 
 #[test]
 fn a_store_that_is_down_at_the_start_or_dies_is_found_when_it_comes() {
+    let _alone = alone();
     let mut server = RedisServer::start("redis-server");
     server.kill();
     RUNTIME.block_on(async {
@@ -123,6 +125,7 @@ fn a_store_that_is_down_at_the_start_or_dies_is_found_when_it_comes() {
 
 #[test]
 fn a_share_of_the_quota_stands_in_and_the_bound_is_two_bursts() {
+    let _alone = alone();
     let mut server = RedisServer::start("redis-server");
     RUNTIME.block_on(async {
         let limiters: Vec<_> = (0..4).map(|_| instance(POLICIES, &server.url, "share:", &around())).collect();
@@ -147,6 +150,7 @@ fn a_share_of_the_quota_stands_in_and_the_bound_is_two_bursts() {
 /// The server refuses in its own words; each time by direction, and strict again by itself when the cause is gone.
 #[test]
 fn every_refusal_of_the_server_is_answered_by_direction_and_recovered_from() {
+    let _alone = alone();
     let server = RedisServer::start("redis-server");
     let elder = RedisServer::start("redis-server");
     let command = |words: &[&str]| drop(server.command(words));
@@ -182,7 +186,7 @@ fn every_refusal_of_the_server_is_answered_by_direction_and_recovered_from() {
     RUNTIME.block_on(async {
         for (name, break_it, mend_it) in cases {
             let limiter = instance(POLICIES, &server.url, "words:", &around());
-            assert!(is_strict(&limiter, "a").await, "{name}");
+            until(name, async || is_strict(&limiter, "a").await).await;
             // For the limit of clients somebody else takes the one place.
             let _other = (name == "max number of clients")
                 .then(|| std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap());
@@ -212,6 +216,7 @@ fn every_refusal_of_the_server_is_answered_by_direction_and_recovered_from() {
 
 #[test]
 fn a_wrong_password_and_another_salt_are_told_and_never_shown() {
+    let _alone = alone();
     let server = RedisServer::with("redis-server", &["--requirepass", "right-password"]);
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port);
     RUNTIME.block_on(async {
@@ -226,7 +231,7 @@ fn a_wrong_password_and_another_salt_are_told_and_never_shown() {
         .await;
         assert!(!trouble.unwrap().contains("wrong-password"));
         let limiter = instance(POLICIES, &url("right-password"), "pass:", &around());
-        assert!(is_strict(&limiter, "a").await);
+        until("the store", async || is_strict(&limiter, "a").await).await;
         let stacks = crate::rig::stacks(&url("right-password"), "pass:", &around());
         drop(stacks);
         // Another salt, the same prefix.
@@ -256,6 +261,7 @@ fn a_wrong_password_and_another_salt_are_told_and_never_shown() {
 /// A network that swallows everything: connections that were there lead nowhere, new ones are not made.
 #[test]
 fn a_partition_is_answered_for_and_healed_within_two_seconds() {
+    let _alone = alone();
     // A relay stands for the network: it can stop carrying without closing anything.
     let server = RedisServer::start("redis-server");
     let port = free_port();
@@ -273,7 +279,7 @@ fn a_partition_is_answered_for_and_healed_within_two_seconds() {
             }
         });
         let limiter = instance(POLICIES, &format!("redis://127.0.0.1:{port}"), "cut:", &around());
-        assert!(is_strict(&limiter, "a").await);
+        until("the store", async || is_strict(&limiter, "a").await).await;
         cut.store(true, std::sync::atomic::Ordering::Relaxed);
         until("its direction", async || by_direction(&limiter, "a").await).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -317,6 +323,7 @@ async fn carry(
 
 #[test]
 fn a_postgres_that_restarts_stops_or_is_locked_is_answered_for_and_found_again() {
+    let _alone = alone();
     let mut server = PostgresServer::start();
     RUNTIME.block_on(async {
         let around = Around { deadline: Duration::from_millis(100), ..Around::default() };

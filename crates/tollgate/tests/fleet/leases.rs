@@ -12,7 +12,7 @@ use tollgate::{Demand, Event, Quota, Remote, Rule, SECOND, Store, Tally};
 use tollgate_core::{Charge, Fingerprint};
 use tollgate_harness::Admissions;
 
-use crate::rig::{REDIS, RUNTIME};
+use crate::rig::{REDIS, RUNTIME, alone};
 
 const WORKERS: u64 = 8;
 
@@ -119,6 +119,7 @@ fn run(naive: bool, seconds: u64) -> (Admissions, u64, u64) {
 
 #[test]
 fn eight_processes_keep_the_bound_over_a_million_decisions_and_naive_leases_do_not() {
+    let _alone = alone();
     let quick = std::env::var_os("TOLLGATE_QUICK").is_some();
     let seconds = if quick { 3 } else { 12 };
     let (admissions, asked, decided) = run(false, seconds);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tollgate::{Around, Reason};
 
-use crate::rig::{RUNTIME, check, instance, until};
+use crate::rig::{RUNTIME, alone, check, instance, until};
 
 const POLICIES: &str =
     "[[policy]]\nname = \"p\"\nquota = \"1000000/1h\"\nplacement = \"strict\"\nclass = \"credential\"\n";
@@ -66,6 +66,7 @@ impl Drop for Far {
 
 #[test]
 fn a_cut_network_is_answered_for_within_the_deadline_and_healed_within_two_seconds() {
+    let _alone = alone();
     let Some(far) = Far::start() else {
         println!("not tried: no right to make network namespaces here");
         return;

@@ -1,7 +1,6 @@
 //! Limiters over real servers, as a server would build them.
 
-use std::sync::Arc;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
@@ -14,6 +13,12 @@ use tollgate_harness::{PostgresServer, RedisServer};
 pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 pub(crate) static REDIS: LazyLock<RedisServer> = LazyLock::new(|| RedisServer::start("redis-server"));
 pub(crate) static POSTGRES: LazyLock<PostgresServer> = LazyLock::new(PostgresServer::start);
+
+/// Tests that measure time have the machine to themselves.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// One salt for all, as instances have.
 pub(crate) fn salt() -> Salt {

@@ -8,7 +8,7 @@ use tollgate::{Around, Clock, Limiter, PolicySet, Remote, Stacks, Tally, postgre
 use tollgate_harness::servers::free_port;
 use tollgate_harness::{PostgresServer, RedisServer};
 
-use crate::rig::{RUNTIME, check, salt, until};
+use crate::rig::{RUNTIME, alone, check, salt, until};
 
 const POLICIES: &str = r#"
     [[policy]]
@@ -62,6 +62,7 @@ fn trouble(limiter: &Limiter) -> String {
 
 #[test]
 fn redis_over_tls_as_a_user_with_few_rights_in_both_protocols() {
+    let _alone = alone();
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let pem = certified.cert.pem();
     let folder = std::env::temp_dir().join(format!("tollgate-tls-{}", std::process::id()));
@@ -104,6 +105,7 @@ fn redis_over_tls_as_a_user_with_few_rights_in_both_protocols() {
 
 #[test]
 fn postgres_over_tls_by_a_user_that_may_only_use_what_is_there() {
+    let _alone = alone();
     let server = PostgresServer::start();
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     server.certify(&certified.cert.pem(), &certified.signing_key.serialize_pem());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tollgate::{Check, Limiter};
 use tollgate_harness::RedisServer;
 
-use crate::rig::{RUNTIME, check, instance, patient, until};
+use crate::rig::{RUNTIME, alone, check, instance, patient, until};
 
 fn cluster(arguments: &[&str], replicas: usize, size: usize) -> Vec<RedisServer> {
     let nodes: Vec<RedisServer> = (0..size)
@@ -59,6 +59,7 @@ async fn spend(limiter: &Limiter, subject: &str, times: usize) -> usize {
 
 #[test]
 fn a_cluster_counts_exactly_while_its_slots_move() {
+    let _alone = alone();
     let nodes = cluster(&[], 0, 3);
     RUNTIME.block_on(async {
         let limiters: Vec<_> =
@@ -103,6 +104,7 @@ fn a_cluster_counts_exactly_while_its_slots_move() {
 /// A slot in the middle of its move: keys that are gone already are asked for with ASK.
 #[test]
 fn a_slot_that_is_moving_is_asked_for_where_its_key_is() {
+    let _alone = alone();
     let nodes = cluster(&[], 0, 3);
     RUNTIME.block_on(async {
         let limiter = instance(POLICIES, &url(&nodes), "ask:", &patient());
@@ -128,6 +130,7 @@ fn a_slot_that_is_moving_is_asked_for_where_its_key_is() {
 /// Reports of several keys at once are on several nodes.
 #[test]
 fn approximate_counts_reach_every_node_of_a_cluster() {
+    let _alone = alone();
     let nodes = cluster(&[], 0, 3);
     let policies = "[[policy]]\nname = \"p\"\nquota = \"100/1d\"\nplacement = \"approximate\"\n";
     RUNTIME.block_on(async {
@@ -153,6 +156,7 @@ fn approximate_counts_reach_every_node_of_a_cluster() {
 
 #[test]
 fn a_cluster_whose_master_dies_is_found_again() {
+    let _alone = alone();
     let mut nodes = cluster(&["--cluster-require-full-coverage", "no"], 1, 6);
     let url = url(&nodes);
     RUNTIME.block_on(async {
@@ -182,6 +186,7 @@ fn a_cluster_whose_master_dies_is_found_again() {
 
 #[test]
 fn sentinel_leads_to_the_new_master() {
+    let _alone = alone();
     let mut master = RedisServer::start("redis-server");
     let port = master.port.to_string();
     let _replica = RedisServer::with("redis-server", &["--replicaof", "127.0.0.1", &port]);
