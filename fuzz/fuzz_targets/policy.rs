@@ -6,9 +6,9 @@ use tollgate::Policies;
 
 fuzz_target!(|text: &str| {
     match tollgate_server::settings::read("fuzz.toml", text, None) {
-        Ok((_, set)) => {
+        Ok((settings, set)) => {
             for policy in &set.policies {
-                tollgate_server::explain::explain(policy);
+                tollgate_server::explain::explain(policy, &settings.store);
             }
             let policies = Policies::new(set, &tollgate::Salt::random(), 1);
             let headers = http::HeaderMap::new();

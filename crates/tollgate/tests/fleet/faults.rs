@@ -160,57 +160,97 @@ fn every_refusal_of_the_server_is_answered_by_direction_and_recovered_from() {
         command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
         command(&["CONFIG", "SET", "maxmemory", "1"]);
     };
-    let cases: [(&str, Step<'_>, Step<'_>); 5] = [
-        ("OOM", &fill, &|| command(&["CONFIG", "SET", "maxmemory", "0"])),
-        ("READONLY", &|| command(&["REPLICAOF", "127.0.0.1", &port]), &|| {
+    let cases: [(&str, &[&str], Step<'_>, Step<'_>); 3] = [
+        ("OOM", &["OOM"], &fill, &|| command(&["CONFIG", "SET", "maxmemory", "0"])),
+        ("READONLY", &["READONLY", "ReadOnly"], &|| command(&["REPLICAOF", "127.0.0.1", &port]), &|| {
             command(&["REPLICAOF", "NO", "ONE"]);
         }),
         (
             "NOAUTH",
+            &["NOAUTH", "uthenticat"],
             &|| {
                 command(&["CONFIG", "SET", "requirepass", "secret"]);
                 command(&["-a", "secret", "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
             },
             &|| command(&["-a", "secret", "CONFIG", "SET", "requirepass", ""]),
         ),
-        (
-            "max number of clients",
-            &|| {
-                command(&["CONFIG", "SET", "maxclients", "1"]);
-                command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
-            },
-            &|| {},
-        ),
-        ("scripts flushed", &|| command(&["SCRIPT", "FLUSH"]), &|| {}),
     ];
     RUNTIME.block_on(async {
-        for (name, break_it, mend_it) in cases {
+        for (name, words, break_it, mend_it) in cases {
             let limiter = instance(POLICIES, &server.url, "words:", &around());
             until(name, async || is_strict(&limiter, "a").await).await;
-            // For the limit of clients somebody else takes the one place.
-            let _other = (name == "max number of clients")
-                .then(|| std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap());
             break_it();
-            if name == "scripts flushed" {
-                for n in 0..200 {
-                    assert!(is_strict(&limiter, &format!("{n}")).await, "a flushed script is not seen");
-                }
-                continue;
-            }
-            if name == "max number of clients" {
-                let held = std::net::TcpStream::connect(("127.0.0.1", server.port));
-                let outcome = tokio::time::timeout(Duration::from_secs(5), async {
-                    while !by_direction(&limiter, "a").await {}
-                });
-                // Whoever came first has the place: then it stays strict, which is as right.
-                let _either = outcome.await;
-                drop(held);
-                continue;
-            }
             until(name, async || by_direction(&limiter, "a").await).await;
+            told(&limiter, words).await;
             mend_it();
             assert!(back(&limiter, name).await <= Duration::from_secs(3), "{name}");
         }
+    });
+}
+
+/// The server's own words are there to be logged.
+async fn told(limiter: &Limiter, words: &[&str]) {
+    let mut last = String::new();
+    for _ in 0..2_000 {
+        let _asked = check(limiter, "login", "told").await;
+        if let Some(trouble) = limiter.stacks().unwrap().strict.tally().take_trouble() {
+            last = trouble;
+        }
+        if words.iter().any(|words| last.contains(words)) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{words:?} are not in `{last}`");
+}
+
+#[test]
+fn a_flushed_script_is_not_seen() {
+    let _alone = alone();
+    let server = RedisServer::start("redis-server");
+    RUNTIME.block_on(async {
+        let limiter = instance(POLICIES, &server.url, "flush:", &around());
+        until("the store", async || is_strict(&limiter, "a").await).await;
+        for n in 0..200 {
+            server.command(&["SCRIPT", "FLUSH"]);
+            assert!(is_strict(&limiter, &format!("{n}")).await);
+        }
+    });
+}
+
+#[test]
+fn a_server_that_takes_no_more_clients_is_answered_for_until_there_is_a_place() {
+    let _alone = alone();
+    let server = RedisServer::start("redis-server");
+    server.command(&["CONFIG", "SET", "maxclients", "1"]);
+    RUNTIME.block_on(async {
+        let taken = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+        until("its one place to be taken", async || server.command(&["PING"]) != "PONG").await;
+        let limiter = instance(POLICIES, &server.url, "full:", &around());
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        // The server says why, or its refusal to talk is all there is.
+        told(&limiter, &["max number of clients", "reset", "broken", "closed", "terminated"]).await;
+        drop(taken);
+        assert!(back(&limiter, "no place").await <= Duration::from_secs(2));
+    });
+}
+
+#[test]
+fn a_server_that_is_loading_is_answered_for_until_it_has() {
+    let _alone = alone();
+    let server = RedisServer::with("redis-server", &["--enable-debug-command", "yes"]);
+    server.command(&["DEBUG", "POPULATE", "30000"]);
+    server.command(&["CONFIG", "SET", "key-load-delay", "100"]);
+    server.command(&["CONFIG", "SET", "loading-process-events-interval-bytes", "1024"]);
+    RUNTIME.block_on(async {
+        let limiter = instance(POLICIES, &server.url, "loading:", &around());
+        until("the store", async || is_strict(&limiter, "a").await).await;
+        let port = server.port.to_string();
+        let mut loading =
+            std::process::Command::new("redis-cli").args(["-p", &port, "DEBUG", "RELOAD"]).spawn().unwrap();
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        assert!(loading.wait().unwrap().success());
+        assert!(back(&limiter, "loading").await <= Duration::from_secs(2));
     });
 }
 
