@@ -40,6 +40,8 @@ mod remote;
 mod shared;
 mod table;
 mod tally;
+#[cfg(feature = "redis")]
+mod wire;
 
 pub use bucket::Moved;
 pub use carry::Rules;

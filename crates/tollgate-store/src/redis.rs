@@ -5,20 +5,21 @@
 //!
 //! Replication is asynchronous: a failover may forget what the replica had not seen, unless replicas are waited for.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use ::redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
 use ::redis::{Cmd, FromRedisValue, Pipeline, RedisError, RedisResult, Script, Value, cmd, pipe};
-use arrayvec::ArrayVec;
 use tokio::sync::Mutex;
-use tollgate_core::{Algorithm, Charge, Fingerprint, Rule, SECOND, Shape};
+use tollgate_core::{Algorithm, Fingerprint, Rule};
 
 pub use crate::address::Address;
 use crate::address::{CONNECT_WITHIN, Line};
-use crate::remote::{Found, Mode, Question, Reply, Server};
+use crate::remote::{Mode, Question, Reply, Server};
+use crate::wire::{charge_arguments, pair, read, text};
 
 /// The largest limit of a sliding window counter here: its products must stay exact in a double.
 pub const MAX_COUNTER_LIMIT: u64 = 100_000_000;
@@ -31,6 +32,9 @@ pub const MIN_WINDOW: u64 = 1_000_000;
 
 /// The most times that a demand is asked for at once.
 const MAX_TIMES: u64 = 1_000_000;
+
+/// The most rules whose texts are kept.
+const MAX_TEXTS: usize = 4_096;
 
 /// How the count is kept on the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +72,7 @@ pub struct Redis {
     /// How many connections there were.
     made: Arc<AtomicU64>,
     script: Script,
+    texts: RwLock<HashMap<Rule, Arc<str>>>,
 }
 
 impl fmt::Debug for Redis {
@@ -100,7 +105,14 @@ impl Redis {
     /// A count on the server at this address. Nothing is connected before the first decision.
     pub fn new(address: Address, options: Options) -> Self {
         let script = Script::new(include_str!("redis.lua"));
-        Redis { address, options, line: Arc::default(), made: Arc::default(), script }
+        Redis {
+            address,
+            options,
+            line: Arc::default(),
+            made: Arc::default(),
+            script,
+            texts: RwLock::default(),
+        }
     }
 
     /// The connection, made when there is none. Whoever comes meanwhile waits for the same one; it is made to the end also when
@@ -212,6 +224,20 @@ impl Redis {
         }
     }
 
+    /// A rule's text, which is written anew for few decisions.
+    fn text_of(&self, rule: &Rule) -> Arc<str> {
+        if let Some(text) = self.texts.read().unwrap_or_else(PoisonError::into_inner).get(rule) {
+            return Arc::clone(text);
+        }
+        let text: Arc<str> = Arc::from(rule.to_string());
+        let mut texts = self.texts.write().unwrap_or_else(PoisonError::into_inner);
+        if texts.len() >= MAX_TEXTS {
+            texts.clear();
+        }
+        texts.insert(*rule, Arc::clone(&text));
+        text
+    }
+
     fn key(&self, key: Fingerprint) -> String {
         format!("{}{{{key}}}", self.options.prefix)
     }
@@ -232,7 +258,7 @@ impl Redis {
         };
         command.arg(u64::try_from(self.options.clock_slack.as_millis()).unwrap_or(u64::MAX));
         for charge in question.charges {
-            charge_arguments(command, charge);
+            charge_arguments(command, charge, &self.text_of(charge.rule));
         }
         for (charge, swap) in question.charges.iter().zip(&question.swaps) {
             if let Some(swap) = swap {
@@ -285,64 +311,11 @@ fn trouble(text: String) -> RedisError {
     RedisError::from(std::io::Error::new(std::io::ErrorKind::InvalidData, text))
 }
 
-fn pair(command: &mut Cmd, nanos: u64) -> &mut Cmd {
-    command.arg(nanos / SECOND).arg(nanos % SECOND)
-}
-
-fn charge_arguments(command: &mut Cmd, charge: &Charge<'_>) {
-    let rule = charge.rule;
-    let (interval, capacity, anchor) = rule.terms();
-    let (shape, window) = match rule.shape() {
-        Shape::Cell => ("cell", anchor),
-        Shape::Counter => ("counter", rule.quota().window()),
-        Shape::Log => ("log", rule.quota().window()),
-    };
-    command.arg(rule.to_string()).arg(shape);
-    for nanos in [charge.cost.saturating_mul(interval), capacity, window, charge.phase()] {
-        pair(command, nanos);
-    }
-    command.arg(rule.quota().limit()).arg(charge.cost);
-}
-
-/// Numbers as the script writes them: every time as a pair.
-fn text(shape: Shape, numbers: &[u64]) -> String {
-    let pairs = if shape == Shape::Log { numbers.len() } else { 1 };
-    let each = numbers.iter().enumerate().map(|(index, number)| {
-        if index < pairs { format!("{} {}", number / SECOND, number % SECOND) } else { number.to_string() }
-    });
-    each.collect::<Vec<_>>().join(" ")
-}
-
-/// What [`text`] writes.
-fn numbers(shape: Shape, text: &str) -> Option<Vec<u64>> {
-    let words: Option<Vec<u64>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
-    let words = words?;
-    let nanos = |pair: &[u64]| pair.first()?.checked_mul(SECOND)?.checked_add(*pair.get(1)?);
-    if shape == Shape::Log {
-        return words.chunks(2).map(nanos).collect();
-    }
-    let Some((time, rest)) = words.split_at_checked(2) else { return words.is_empty().then_some(words) };
-    Some(std::iter::once(nanos(time)?).chain(rest.iter().copied()).collect())
-}
-
-fn read(question: &Question<'_>, value: Value) -> Option<Reply> {
-    let texts: Vec<String> = FromRedisValue::from_redis_value(value).ok()?;
-    let [done, admitted, seconds, nanos, states @ ..] = texts.as_slice() else { return None };
-    let now = seconds.parse::<u64>().ok()?.checked_mul(SECOND)?.checked_add(nanos.parse().ok()?)?;
-    let mut found = ArrayVec::new();
-    for (charge, state) in question.charges.iter().zip(states.chunks_exact(2)) {
-        let [rule, text] = state else { return None };
-        let shape = rule.parse::<Rule>().map_or(charge.rule.shape(), |rule| rule.shape());
-        found.push(Found { rule: rule.clone(), numbers: numbers(shape, text).unwrap_or_default() });
-    }
-    Some(Reply { done: done == "1", admitted: admitted.parse().ok()?, now, found })
-}
-
 impl Server for Redis {
     async fn ask(&self, question: &Question<'_>) -> Result<Reply, String> {
         let (number, mut line) = self.line().await.map_err(|error| error.to_string())?;
         match self.evaluate(&mut line, question).await {
-            Ok(value) => read(question, value).ok_or_else(|| "an answer that makes no sense".to_owned()),
+            Ok(value) => read(question, &value).ok_or_else(|| "an answer that makes no sense".to_owned()),
             Err(error) => {
                 self.look_at(number, &line, &error);
                 Err(error.to_string())

@@ -90,7 +90,7 @@ impl<S: Store> Places<'_, S> {
         if !self.policies.share() {
             return self.here.decide(demand, now).await;
         }
-        self.in_time(self.decide_shared(demand, now)).await.unwrap_or(Err(Unanswered::Unavailable))
+        self.decide_shared(demand, now).await
     }
 
     /// Waits no longer than a decision may take. `None` when that is over.
@@ -113,7 +113,9 @@ impl<S: Store> Places<'_, S> {
             let place = groups.pop().map_or(Place::Here, |(place, _)| place);
             return self.ask(place, demand, now).await;
         }
-        self.in_turn(demand, &groups, now).await
+        // One place keeps its own time; several have it together.
+        let decided = self.in_time(self.in_turn(demand, &groups, now)).await;
+        decided.unwrap_or(Err(Unanswered::Unavailable))
     }
 
     async fn ask(&self, place: Place, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {

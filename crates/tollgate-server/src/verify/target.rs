@@ -43,7 +43,7 @@ pub(super) enum Target {
 
 /// What takes the names away again.
 pub(super) enum Cleaner {
-    Redis(Redis),
+    Redis(Box<Redis>),
     Postgres(Postgres),
 }
 
@@ -88,7 +88,7 @@ impl Target {
                 Target::Server {
                     virtual_time: Arc::new(shared(remote().by_callers_time())),
                     instances: (0..INSTANCES).map(|_| shared(remote())).collect(),
-                    clear: Box::new(Cleaner::Redis(one())),
+                    clear: Box::new(Cleaner::Redis(Box::new(one()))),
                     name,
                     tally: Arc::clone(&tally),
                 }
