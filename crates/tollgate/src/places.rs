@@ -111,7 +111,12 @@ impl<S: Store> Places<'_, S> {
             groups.by_ref().filter(|(_, (_, indices))| !indices.is_empty()).collect();
         if groups.len() <= 1 {
             let place = groups.pop().map_or(Place::Here, |(place, _)| place);
-            return self.ask(place, demand, now).await;
+            if demand.charges().len() < 2 || place == Place::Here {
+                return self.ask(place, demand, now).await;
+            }
+            // Several keys may be on several servers, which are asked in turn.
+            let decided = self.in_time(self.ask(place, demand, now)).await;
+            return decided.unwrap_or(Err(Unanswered::Unavailable));
         }
         // One place keeps its own time; several have it together.
         let decided = self.in_time(self.in_turn(demand, &groups, now)).await;
