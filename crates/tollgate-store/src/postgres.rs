@@ -353,7 +353,7 @@ impl Server for Postgres {
         let phases = each(|charge| charge.phase());
         let units = each(|charge| charge.rule.quota().limit());
         let costs = each(|charge| charge.cost);
-        let swaps: Vec<_> = question.swaps.iter().flatten().collect();
+        let swaps = &question.swaps;
         let expected: Vec<&str> = swaps.iter().map(|swap| swap.found.rule.as_str()).collect();
         let expected_numbers: Vec<String> = swaps.iter().map(|swap| text(&swap.found.numbers)).collect();
         let replacements: Vec<String> = swaps.iter().map(|swap| text(&swap.numbers)).collect();

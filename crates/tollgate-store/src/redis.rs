@@ -12,14 +12,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use ::redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
-use ::redis::{Cmd, FromRedisValue, Pipeline, RedisError, RedisResult, Script, Value, cmd, pipe};
+use ::redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisResult, Script, Value, cmd, pipe};
 use tokio::sync::Mutex;
 use tollgate_core::{Algorithm, Fingerprint, Rule};
 
 pub use crate::address::Address;
 use crate::address::{CONNECT_WITHIN, Line};
 use crate::remote::{Mode, Question, Reply, Server};
-use crate::wire::{charge_arguments, pair, read, text};
+use crate::wire::{charge_arguments, pair, read, shape_of, text};
 
 /// The largest limit of a sliding window counter here: its products must stay exact in a double.
 pub const MAX_COUNTER_LIMIT: u64 = 100_000_000;
@@ -45,7 +45,7 @@ pub struct Options {
     pub clock_slack: Duration,
     /// Replicas that must have a charge before it is admitted.
     pub wait_replicas: u32,
-    /// How long replicas are waited for.
+    /// How long a decision may take: replicas are waited for half as long, and a connection may be made in as long.
     pub deadline: Duration,
     /// A number that only the deployment's salt gives: instances with another are told so, for they would find no key of each
     /// other's.
@@ -149,7 +149,8 @@ impl Redis {
         match line {
             Line::One(connection) if replicas > 0 => {
                 let mut both = pipe();
-                let within = self.options.deadline.as_millis().max(1);
+                // WAIT holds the connection up, for everybody, so it ends well before the decision does.
+                let within = (self.options.deadline.as_millis() / 2).max(1);
                 both.add_command(command.clone()).cmd("WAIT").arg(replicas).arg(u64::try_from(within).ok());
                 let (value, seen): (Value, u32) = both.query_async(connection).await?;
                 if seen < replicas {
@@ -261,11 +262,9 @@ impl Redis {
             charge_arguments(command, charge, &self.text_of(charge.rule));
         }
         for (charge, swap) in question.charges.iter().zip(&question.swaps) {
-            if let Some(swap) = swap {
-                let shape = swap.found.rule.parse::<Rule>().map_or(charge.rule.shape(), |rule| rule.shape());
-                command.arg(&swap.found.rule).arg(text(shape, &swap.found.numbers));
-                command.arg(text(charge.rule.shape(), &swap.numbers));
-            }
+            let shape = shape_of(&swap.found.rule, charge);
+            command.arg(&swap.found.rule).arg(text(shape, &swap.found.numbers));
+            command.arg(text(charge.rule.shape(), &swap.numbers));
         }
     }
 
@@ -307,8 +306,9 @@ async fn same_salt(line: &mut Line, name: &str, salt: u64) -> RedisResult<()> {
     Ok(())
 }
 
+/// What is wrong with the count, and not with the connection.
 fn trouble(text: String) -> RedisError {
-    RedisError::from(std::io::Error::new(std::io::ErrorKind::InvalidData, text))
+    RedisError::from((ErrorKind::Client, "not counted", text))
 }
 
 impl Server for Redis {

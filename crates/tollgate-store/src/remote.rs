@@ -43,7 +43,7 @@ pub struct Question<'a> {
     /// The caller's time, for tests: else the server's counts.
     pub now: Option<u64>,
     /// For each charge, or for none: the state that must be there, and the one that takes its place first.
-    pub swaps: ArrayVec<Option<Swap>, MAX_CHARGES>,
+    pub swaps: ArrayVec<Swap, MAX_CHARGES>,
 }
 
 /// What a question is for.
@@ -156,11 +156,6 @@ impl<V: Server> Remote<V> {
         self
     }
 
-    /// The server.
-    pub const fn server(&self) -> &V {
-        &self.server
-    }
-
     async fn ask(&self, question: &Question<'_>) -> Result<Reply, Unanswered> {
         self.round_trip(self.server.ask(question)).await
     }
@@ -253,11 +248,11 @@ fn swaps(
     demand: &Demand<'_>,
     reply: &Reply,
     becomes: impl Fn(&Found, &Charge<'_>, u64) -> Vec<u64>,
-) -> ArrayVec<Option<Swap>, MAX_CHARGES> {
+) -> ArrayVec<Swap, MAX_CHARGES> {
     let each = demand.charges().iter().zip(&reply.found);
     each.map(|(charge, found)| {
         let numbers = numbers(charge.rule, &becomes(found, charge, reply.now));
-        Some(Swap { found: found.clone(), numbers })
+        Swap { found: found.clone(), numbers }
     })
     .collect()
 }

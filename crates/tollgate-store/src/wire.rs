@@ -25,6 +25,12 @@ pub(crate) fn charge_arguments(command: &mut Cmd, charge: &Charge<'_>, rule_text
     command.arg(rule.quota().limit()).arg(charge.cost);
 }
 
+/// The shape of a state that was found under this rule, which is the charge's when it is empty.
+pub(crate) fn shape_of(rule: &str, charge: &Charge<'_>) -> Shape {
+    let other = if rule.is_empty() { None } else { rule.parse::<Rule>().ok() };
+    other.map_or(charge.rule.shape(), |rule| rule.shape())
+}
+
 /// Numbers as the script writes them: every time as a pair.
 pub(crate) fn text(shape: Shape, numbers: &[u64]) -> String {
     let pairs = if shape == Shape::Log { numbers.len() } else { 1 };
@@ -47,29 +53,21 @@ fn numbers(shape: Shape, text: &str) -> Option<Vec<u64>> {
     Some(numbers)
 }
 
+fn said(value: &Value) -> Option<&str> {
+    if let Value::BulkString(bytes) = value { std::str::from_utf8(bytes).ok() } else { None }
+}
+
 pub(crate) fn read(question: &Question<'_>, value: &Value) -> Option<Reply> {
     let Value::Array(values) = value else { return None };
-    let text = |value: &Value| match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok().map(str::to_owned),
-        Value::SimpleString(text) => Some(text.clone()),
-        _ => None,
-    };
-    let number = |value: &Value| match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?.parse::<u64>().ok(),
-        _ => None,
-    };
+    let number = |value| said(value)?.parse::<u64>().ok();
     let [done, admitted, seconds, nanos, states @ ..] = values.as_slice() else { return None };
     let now = number(seconds)?.checked_mul(SECOND)?.checked_add(number(nanos)?)?;
     let mut found = ArrayVec::new();
     for (charge, state) in question.charges.iter().zip(states.chunks_exact(2)) {
-        let [rule, Value::BulkString(state)] = state else { return None };
-        let rule = text(rule)?;
-        let shape = match rule.as_str() {
-            "" => charge.rule.shape(),
-            other => other.parse::<Rule>().map_or(charge.rule.shape(), |rule| rule.shape()),
-        };
-        let state = std::str::from_utf8(state).ok()?;
-        found.push(Found { rule, numbers: numbers(shape, state).unwrap_or_default() });
+        let [rule, state] = state else { return None };
+        let (rule, state) = (said(rule)?, said(state)?);
+        let numbers = numbers(shape_of(rule, charge), state).unwrap_or_default();
+        found.push(Found { rule: rule.to_owned(), numbers });
     }
     Some(Reply { done: number(done)? == 1, admitted: number(admitted)?, now, found })
 }

@@ -90,19 +90,6 @@ impl<S: Store> Places<'_, S> {
         if !self.policies.share() {
             return self.here.decide(demand, now).await;
         }
-        self.decide_shared(demand, now).await
-    }
-
-    /// Waits no longer than a decision may take. `None` when that is over.
-    async fn in_time<T>(&self, decided: impl Future<Output = T>) -> Option<T> {
-        #[cfg(feature = "shared")]
-        if let Some(stacks) = self.stacks {
-            return tokio::time::timeout(stacks.deadline, decided).await.ok();
-        }
-        Some(decided.await)
-    }
-
-    async fn decide_shared(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
         if let Some(refused) = self.first_layer(demand, now).await? {
             return Ok(refused);
         }
@@ -121,6 +108,15 @@ impl<S: Store> Places<'_, S> {
         // One place keeps its own time; several have it together.
         let decided = self.in_time(self.in_turn(demand, &groups, now)).await;
         decided.unwrap_or(Err(Unanswered::Unavailable))
+    }
+
+    /// Waits no longer than a decision may take. `None` when that is over.
+    async fn in_time<T>(&self, decided: impl Future<Output = T>) -> Option<T> {
+        #[cfg(feature = "shared")]
+        if let Some(stacks) = self.stacks {
+            return tokio::time::timeout(stacks.deadline, decided).await.ok();
+        }
+        Some(decided.await)
     }
 
     async fn ask(&self, place: Place, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {

@@ -1,7 +1,5 @@
 //! Several servers over one store, and the commands around it.
 
-use std::time::Duration;
-
 use serde_json::Value;
 use tollgate_harness::{PostgresServer, RedisServer};
 
@@ -205,7 +203,6 @@ fn decision_lines_of_a_shared_count_are_as_others() {
     let server = with_salt(&folder, &redis.url, SALT);
     wait_for("the store", || is_strict(&server));
     check(&server, "login");
-    std::thread::sleep(Duration::from_millis(50));
     wait_for("a line", || server.decisions().iter().any(|line| line["policy"] == "login"));
     let line: Value = server.decisions().into_iter().find(|line| line["policy"] == "login").unwrap();
     for field in ["time", "key", "cost", "limit", "remaining", "cell", "store_us", "fallback", "generation"] {

@@ -248,3 +248,22 @@ fn a_reset_and_a_changed_quota_reach_the_shared_count() {
         }
     });
 }
+
+#[test]
+fn a_flood_ends_in_the_first_layer() {
+    let _alone = alone();
+    RUNTIME.block_on(async {
+        // Refusals are not remembered here, so that only the first layer stands before the store.
+        let around = Around { order: vec!["deadline"], ..patient() };
+        let limiter = instance(&policy("gcra", "layered"), &REDIS.url, "flood:", &around);
+        let mut admitted = 0;
+        for _ in 0..1_000 {
+            let ruling = check(&limiter, "p", "alice").await;
+            admitted += u64::from(ruling.is_admit());
+            assert!(ruling.parts().all(|(_, part)| part.outcome.limit == 48));
+        }
+        assert_eq!(admitted, 48);
+        let asked = count(&limiter, Event::Asked);
+        assert!(asked <= 2 * 48 + 1, "{asked} commands for 1,000 checks");
+    });
+}

@@ -394,3 +394,63 @@ fn a_postgres_that_restarts_stops_or_is_locked_is_answered_for_and_found_again()
         assert_eq!(admitted, 400);
     });
 }
+
+/// A charge counts when a replica has it: while none has, the policies' directions answer, and the connection stays.
+#[test]
+fn a_charge_that_no_replica_has_is_not_admitted() {
+    let _alone = alone();
+    let master = RedisServer::start("redis-server");
+    let port = master.port.to_string();
+    let mut replica = RedisServer::with("redis-server", &["--replicaof", "127.0.0.1", &port]);
+    RUNTIME.block_on(async {
+        until("the replica", async || master.info("connected_slaves") == 1).await;
+        let tally = Arc::new(tollgate::Tally::default());
+        let options = tollgate::redis::Options {
+            prefix: "replicas:".to_owned(),
+            wait_replicas: 1,
+            deadline: Duration::from_millis(200),
+            ..tollgate::redis::Options::default()
+        };
+        let address = tollgate::redis::Address::parse(&master.url).unwrap();
+        let redis = tollgate::redis::Redis::new(address, options);
+        let around = Around { deadline: Duration::from_millis(200), ..Around::default() };
+        let remote = tollgate::Remote::new(redis, around.round_trip(), Arc::clone(&tally));
+        let policies = tollgate::PolicySet::from_toml(POLICIES).unwrap();
+        let limiter = Limiter::new(policies, crate::rig::salt(), tollgate::Clock::system());
+        let limiter = limiter.store(tollgate::Stacks::around(remote, tally, &around));
+        until("strict", async || is_strict(&limiter, "a").await).await;
+        // A flushed script is loaded again, and waited for, in one go.
+        master.command(&["SCRIPT", "FLUSH"]);
+        assert!(is_strict(&limiter, "b").await);
+        let connections = master.info("total_connections_received");
+        replica.kill();
+        until("its direction", async || by_direction(&limiter, "a").await).await;
+        told(&limiter, &["0 of 1 replicas have it"]).await;
+        let more = master.info("total_connections_received") - connections;
+        assert!(more <= 3, "{more} connections: only those of this test's own commands");
+        replica.restart();
+        assert!(back(&limiter, "no replica").await <= Duration::from_secs(10));
+    });
+}
+
+#[test]
+fn reading_policies_admit_up_to_their_cap_while_the_store_is_out() {
+    let _alone = alone();
+    let mut server = RedisServer::start("redis-server");
+    server.kill();
+    RUNTIME.block_on(async {
+        let around = Around { read_cap: "7/1h".parse().unwrap(), ..around() };
+        let limiter = instance(POLICIES, &server.url, "cap:", &around);
+        for _ in 0..20 {
+            // What is refused anyway takes nothing of it.
+            assert_eq!(check(&limiter, "login", "a").await.reason, Reason::Unavailable);
+        }
+        let mut admitted = 0;
+        for n in 0..20 {
+            let ruling = check(&limiter, "read", &format!("{n}")).await;
+            assert_eq!(ruling.fallback, Some(Direction::Admit));
+            admitted += usize::from(ruling.is_admit());
+        }
+        assert_eq!(admitted, 7);
+    });
+}
