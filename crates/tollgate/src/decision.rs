@@ -30,6 +30,13 @@ impl Decision {
         wait: Duration::ZERO,
     });
 
+    /// What is said when the count cannot be had from here.
+    pub(crate) const OUT_OF_REACH: Decision = Decision::Refuse(Refusal {
+        retry_after: None,
+        unavailable: true,
+        standing: Standing { limit: 0, remaining: 0, reset_after: Duration::ZERO, wait: Duration::ZERO },
+    });
+
     /// Whether the answer is yes.
     pub const fn is_admit(&self) -> bool {
         matches!(self, Decision::Admit(_))
@@ -54,7 +61,7 @@ pub struct Standing {
 pub struct Refusal {
     /// When the same will be admitted, if nobody else is; `None` when it never will: it costs more than the capacity.
     pub retry_after: Option<Duration>,
-    /// Whether the fault is ours: there was no room to count the key.
+    /// Whether the fault is ours: there was no room to count the key, or its count is not in this process.
     pub unavailable: bool,
     /// Where the key stands.
     pub standing: Standing,

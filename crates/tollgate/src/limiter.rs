@@ -90,7 +90,9 @@ impl Limiter<Memory> {
         Limiter::with_store(set, salt, clock, |_, memory| memory)
     }
 
-    /// Charges `subject` one unit under the first policy. No await, no allocation, no lock that is held for long.
+    /// Charges `subject` one unit under the first policy. No await, no allocation, no lock that is held for long. So it cannot
+    /// ask a store that instances share: a policy with such a placement is refused as unavailable here; use
+    /// [`Limiter::decide_checks`].
     pub fn check(&self, subject: impl AsRef<[u8]>) -> Decision {
         self.check_at(subject, 1, self.clock.now())
     }
@@ -105,6 +107,9 @@ impl Limiter<Memory> {
         loop {
             let active = self.active.load();
             let Some(ready) = active.policies.iter().next() else { return Decision::UNLIMITED };
+            if ready.policy.placement.is_shared() {
+                return Decision::OUT_OF_REACH;
+            }
             let (key, rule) = ready.key(subject.as_ref());
             if let Ok(outcome) = active.store.check(&Charge { policy: 0, key, rule, cost }, now) {
                 return outcome.into();
