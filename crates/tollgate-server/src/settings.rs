@@ -141,7 +141,7 @@ pub fn read(name: &str, text: &str, store: Option<&StoreUrl>) -> Result<(Setting
     }
     match root.section("store") {
         Some(section) => settings.store = StoreSettings::read(&section, store),
-        None => settings.store.url = store.cloned().unwrap_or_default(),
+        None => settings.store = StoreSettings::at(store.cloned().unwrap_or_default()),
     }
     if let Some(log) = root.section("log") {
         settings.log.decisions = log.boolean("decisions").unwrap_or(true);
@@ -282,7 +282,7 @@ pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
                         .to_owned(),
                 ));
             }
-            let store = StoreSettings { url: store, ..StoreSettings::default() };
+            let store = StoreSettings::at(store);
             (Settings { store, salt_file, ..Settings::default() }, set)
         }
     };

@@ -154,16 +154,24 @@ impl Default for StoreSettings {
 }
 
 impl StoreSettings {
+    /// The store of a URL, with nothing out of the ordinary.
+    pub fn at(url: StoreUrl) -> Self {
+        let usual = StoreSettings::default();
+        let around = Around { singly: url.spreads_keys(), ..usual.around };
+        StoreSettings { url, around, ..usual }
+    }
+
     /// Reads the section. A URL that is given stands above the section's.
     pub fn read(section: &Section<'_>, url: Option<&StoreUrl>) -> Self {
-        let usual = StoreSettings::default();
         let found = section.parse("url", StoreUrl::parse).unwrap_or_default();
         let beside = |path: PathBuf| section.document().beside(path.to_str().unwrap_or_default());
         let found = if let StoreUrl::Sqlite(path) = found { StoreUrl::Sqlite(beside(path)) } else { found };
         let replicas = section.integer("wait_replicas", 0..=64).and_then(|n| u32::try_from(n).ok());
         let connections = section.integer("connections", 1..=1_000).and_then(|n| usize::try_from(n).ok());
-        let mut settings = StoreSettings {
-            url: url.cloned().unwrap_or(found),
+        let usual = StoreSettings::at(url.cloned().unwrap_or(found));
+        let settings = StoreSettings {
+            around: read_around(section, usual.around),
+            url: usual.url,
             durability: section.parse("durability", durability).unwrap_or_default(),
             instances: section.integer("instances", 1..=MAX_INSTANCES).unwrap_or(1),
             prefix: section.parse("prefix", prefix).unwrap_or(usual.prefix),
@@ -173,12 +181,10 @@ impl StoreSettings {
             connections: connections.unwrap_or(usual.connections),
             wait_replicas: replicas.unwrap_or(0),
             ca: section.text("ca").map(|file| section.document().beside(file)),
-            around: read_around(section),
         };
         if settings.wait_replicas > 0 && settings.url.spreads_keys() {
             section.problem("wait_replicas", "is not there on a cluster");
         }
-        settings.around.singly = settings.url.spreads_keys();
         if let StoreUrl::Postgres(url) = &settings.url {
             let options = Options { schema: settings.schema.clone(), ..Options::default() };
             if let Err(error) = Postgres::new(url, options) {
@@ -190,8 +196,7 @@ impl StoreSettings {
     }
 }
 
-fn read_around(section: &Section<'_>) -> Around {
-    let usual = Around::default();
+fn read_around(section: &Section<'_>, usual: Around) -> Around {
     let duration = |key, usual: Duration| {
         let read = section.duration(key);
         if read.is_some_and(|nanos| nanos > MAX_DEADLINE) {
@@ -230,5 +235,23 @@ fn durability(text: &str) -> Result<Durability, &'static str> {
         "commit" => Ok(Durability::Commit),
         "relaxed" => Ok(Durability::Relaxed),
         _ => Err("expected commit (an answer waits until it is on disk) or relaxed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_on_several_servers_are_asked_in_turn_wherever_the_url_comes_from() {
+        let url = StoreUrl::parse("redis+cluster://127.0.0.1:1,127.0.0.1:2").unwrap();
+        let policy = "[[policy]]\nname = \"p\"\nquota = \"5/1m\"\n";
+        assert!(StoreSettings::at(url.clone()).around.singly);
+        for section in ["", "[store]\ndeadline = \"20ms\"\n"] {
+            let (settings, _) =
+                crate::settings::read("f.toml", &format!("{section}{policy}"), Some(&url)).unwrap();
+            assert!(settings.store.around.singly, "{section}");
+        }
+        assert!(!StoreSettings::at(StoreUrl::parse("redis://127.0.0.1").unwrap()).around.singly);
     }
 }
