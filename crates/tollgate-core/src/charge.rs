@@ -79,6 +79,9 @@ pub struct Outcome {
 }
 
 impl Charge<'_> {
+    /// The time of a charge whose time is not known: see [`Charge::refund`].
+    pub const LATELY: u64 = u64::MAX;
+
     /// Decides at `now`, and moves the state if and only if the verdict is to admit and the cost is above 0.
     pub fn decide<W: Words + ?Sized>(&self, state: &mut W, now: u64) -> Outcome {
         let verdict = self.judge(state, now);
@@ -154,12 +157,14 @@ impl Charge<'_> {
 
     /// Gives back what this charge took when it was admitted at `charged`, as far as time has not given it back already.
     /// Never more, in whatever order refunds come, so that they cannot loosen the bound; a little less when the refund
-    /// comes late and other debts stand.
+    /// comes late and other debts stand. A time that has not come yet ([`Charge::LATELY`]) stands for one that is not known:
+    /// then units are worth what a charge of this moment is, and what was admitted less what was given back keeps the bound.
     pub fn refund<W: Words + ?Sized>(&self, state: &mut W, charged: u64, now: u64) {
         if self.cost == 0 {
             return;
         }
         let (limit, window) = (self.rule.quota().limit(), self.rule.quota().window_nz());
+        let (known, charged) = (charged <= now, charged.min(now));
         match self.rule.shape() {
             Shape::Cell => {
                 let line = self.rule.line(self.phase());
@@ -170,7 +175,8 @@ impl Charge<'_> {
                 Counter::load(limit, window, self.phase(), state, now).refund(self.cost, charged).save(state);
             }
             Shape::Counter => {}
-            Shape::Log => log::refund(state, window.get(), self.cost, charged, now),
+            Shape::Log if known => log::refund(state, window.get(), self.cost, charged, now),
+            Shape::Log => log::refund_newest(state, window.get(), self.cost, now),
         }
     }
 

@@ -151,10 +151,24 @@ pub(crate) fn refund(state: &mut (impl Words + ?Sized), window: u64, cost: u64, 
         let later = state.get(place(first.saturating_add(index).saturating_add(gone), words));
         state.set(place(first.saturating_add(index), words), later);
     }
-    let left = length.saturating_sub(gone);
+    keep(state, window, first, length.saturating_sub(gone));
+}
+
+/// Keeps the oldest `left` units.
+fn keep(state: &mut (impl Words + ?Sized), window: u64, first: usize, left: usize) {
+    let words = state.len();
     let newest = left.checked_sub(1).map(|last| state.get(place(first.saturating_add(last), words)));
     state.set(0, newest.map_or(0, |time| time.saturating_add(window)));
     set_place(state, first, left);
+}
+
+/// Takes out the newest `cost` units.
+pub(crate) fn refund_newest(state: &mut (impl Words + ?Sized), window: u64, cost: u64, now: u64) {
+    let log = Log::load(u64::MAX, window, state, now);
+    let (first, length) = (log.first, log.length);
+    let live = length.saturating_sub(log.spent);
+    let gone = usize::try_from(cost).unwrap_or(usize::MAX).min(live);
+    keep(state, window, first, length.saturating_sub(gone));
 }
 
 fn place(index: usize, words: usize) -> usize {

@@ -235,6 +235,14 @@ impl Rule {
         Some(Rule::new(wider, self.algorithm).ok()?.with_jittered_edges(self.jitter))
     }
 
+    /// Whether this rule is no looser than `other`: no faster, and with no more at once.
+    pub fn is_within(&self, other: &Rule) -> bool {
+        let (mine, most) = (self.quota(), other.quota());
+        let rate = u128::from(mine.limit()).saturating_mul(most.window().into());
+        let most_rate = u128::from(most.limit()).saturating_mul(mine.window().into());
+        rate <= most_rate && self.capacity() <= other.capacity()
+    }
+
     /// The promise: how much any interval may see.
     pub const fn bound(&self) -> Bound {
         Bound::of(self)

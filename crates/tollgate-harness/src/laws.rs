@@ -348,7 +348,9 @@ pub fn every_intent_does_what_the_core_does<S: Store>(make: &impl Make<S>) {
                     0 => Intent::Owe,
                     1 => Intent::Forget,
                     2..5 if !charged.is_empty() => {
-                        Intent::GiveBack { charged: charged[random.usize(0..charged.len())] }
+                        let known = charged[random.usize(0..charged.len())];
+                        let at = if random.u8(0..4) == 0 { Charge::LATELY } else { known };
+                        Intent::GiveBack { charged: at }
                     }
                     _ => Intent::Take { times: 1 },
                 };

@@ -109,7 +109,7 @@ impl Handler for Api {
 struct Asked {
     policy: Option<String>,
     subject: Option<String>,
-    cost: Option<u64>,
+    cost: Option<i64>,
     #[serde(default)]
     peek: bool,
     #[serde(default)]
@@ -127,8 +127,9 @@ struct Asked {
 #[serde(deny_unknown_fields)]
 struct One {
     policy: String,
+    #[serde(default)]
     subject: String,
-    cost: Option<u64>,
+    cost: Option<i64>,
 }
 
 impl Asked {
@@ -163,15 +164,15 @@ impl Asked {
                 "expected either policy and subject, or checks, or the attributes of a request".to_owned()
             );
         }
-        if described && (self.subject.is_some() || self.cost.is_some_and(|cost| cost > 0)) {
+        if described && (self.subject.is_some() || self.cost.is_some_and(|cost| cost != 0)) {
             return Err(
                 "subject and cost go with policy; a request's are made out by its policies".to_owned()
             );
         }
-        let cost = |cost: Option<u64>| if self.peek { Some(0) } else { cost };
+        let cost = |cost: Option<i64>| if self.peek { Some(0) } else { cost };
         let mut checks = Vec::new();
         if let Some(policy) = &self.policy {
-            let subject = self.subject.as_deref().ok_or("subject: missing")?;
+            let subject = self.subject.as_deref().unwrap_or_default();
             checks.push(Check { policy, subject, cost: cost(self.cost) });
         }
         for one in &self.checks {
@@ -180,8 +181,8 @@ impl Asked {
         if checks.len() > MAX_CHARGES {
             return Err(format!("checks: at most {MAX_CHARGES}, found {}", checks.len()));
         }
-        if checks.iter().any(|check| check.subject.is_empty() || check.subject.len() > MAX_SUBJECT_BYTES) {
-            return Err(format!("subject: expected 1 to {MAX_SUBJECT_BYTES} bytes"));
+        if checks.iter().any(|check| check.subject.len() > MAX_SUBJECT_BYTES) {
+            return Err(format!("subject: at most {MAX_SUBJECT_BYTES} bytes"));
         }
         Ok(checks)
     }

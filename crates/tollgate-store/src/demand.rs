@@ -20,7 +20,7 @@ pub enum Intent {
     Owe,
     /// Give them back: they were charged at this time, and not used. See [`Charge::refund`].
     GiveBack {
-        /// When they were charged, by the store's time.
+        /// When they were charged, by the store's time; [`Charge::LATELY`] when that is not known.
         charged: u64,
     },
     /// Forget their keys, so that they are as new. The answer's `admitted` is how many were known.

@@ -105,6 +105,8 @@ pub enum Reason {
     NoSubject,
     /// Its cost header is not a number: 400.
     BadCost,
+    /// The quota that the asker chose is above the policy's: 400.
+    QuotaTooHigh,
     /// No policy has the name that was asked for: 404.
     UnknownPolicy,
 }
@@ -120,6 +122,7 @@ impl Reason {
             Reason::Blocked => "blocked",
             Reason::NoSubject => "no_subject",
             Reason::BadCost => "bad_cost",
+            Reason::QuotaTooHigh => "quota_too_high",
             Reason::UnknownPolicy => "unknown_policy",
         }
     }
@@ -134,8 +137,12 @@ pub struct Part {
     pub window: u64,
     /// Who was counted.
     pub key: Fingerprint,
-    /// What was asked for.
+    /// What was asked for, or given back.
     pub cost: u64,
+    /// Whether the cost was given back.
+    pub given_back: bool,
+    /// Which of the things asked together it answers: a bit for each.
+    pub(crate) asked: u16,
     /// What was decided.
     pub outcome: Outcome,
 }
@@ -178,10 +185,18 @@ impl Ruling {
         self.named(&self.parts)
     }
 
-    /// What became of one policy's part: `look` at cost 0, its own refusal, `admit`, or `uncharged` when it would have admitted
+    /// The parts that answer the n-th of the things asked together, from 0.
+    pub fn parts_of(&self, n: usize) -> impl Iterator<Item = (&Policy, &Part)> {
+        self.parts().filter(move |(_, part)| {
+            part.asked.checked_shr(u32::try_from(n).unwrap_or(16)).unwrap_or(0) & 1 == 1
+        })
+    }
+
+    /// What became of one policy's part: `give_back`, `look` at cost 0, its own refusal, `admit`, or `uncharged` when it would have admitted
     /// but another policy refused.
     pub fn part_name(&self, part: &Part) -> &'static str {
         match part.outcome.verdict {
+            _ if part.given_back => "give_back",
             Verdict::Admit { .. } if part.cost == 0 => "look",
             Verdict::Admit { .. } if self.is_admit() => Reason::Admitted.name(),
             Verdict::Admit { .. } => "uncharged",

@@ -51,11 +51,13 @@
 //! All policies that a request meets are decided together: all admit and are charged, or none is charged. A decision is
 //! total; what went wrong is in it.
 
+mod asked;
 pub mod client;
 mod clock;
 pub mod config;
 pub mod contract;
 mod decision;
+mod descriptor;
 #[cfg(feature = "sqlite")]
 mod durable;
 mod key;
@@ -64,6 +66,7 @@ mod matching;
 mod named;
 mod placement;
 mod places;
+mod plan;
 mod policies;
 mod policy;
 mod ready;
@@ -73,17 +76,19 @@ mod stacks;
 mod tables;
 mod token;
 
+pub use asked::{Asked, Check, Descriptor, MAX_ASKED, Throttle};
 pub use clock::Clock;
 pub use config::{Problem, Problems};
 pub use decision::{Decision, MAX_SHADOWS, Part, Reason, Refusal, Ruling, Standing};
+pub use descriptor::{Entry, MAX_ENTRIES, Pattern, Value};
 #[cfg(feature = "sqlite")]
 pub use durable::Restored;
 pub use key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt, fold, fold_network};
 pub use limiter::{Capacity, Limiter};
-pub use matching::{Match, path_matches};
+pub use matching::{About, Match, path_matches};
 pub use placement::{DEFAULT_SHARDS, Placement};
 pub use places::{ReadCap, Stacks};
-pub use policies::{Check, MAX_POLICIES, Policies, PolicySet};
+pub use policies::{MAX_POLICIES, Policies, PolicySet};
 pub use policy::{Class, Cost, DEFAULT_KEYS, Direction, List, Missing, Policy, Subject, Tier};
 pub use ready::Ready;
 pub use request::{Request, Said};

@@ -3,15 +3,17 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use arrayvec::ArrayVec;
 use tollgate_core::{Charge, Quota, Rule};
 use tollgate_store::{InProcess, Memory, Store, Table, Unanswered, WhenFull};
 
+use crate::asked::{Asked, Check, MAX_ASKED};
 use crate::clock::Clock;
 use crate::config::Problems;
 use crate::key::Salt;
 use crate::placement::{DEFAULT_SHARDS, Placement};
 use crate::places::{Places, Stacks};
-use crate::policies::{Check, Early, Plan, Policies, PolicySet, rule_on};
+use crate::policies::{Policies, PolicySet, rule_on};
 use crate::policy::{Cost, DEFAULT_KEYS, Direction, List, Missing, Policy, Subject};
 use crate::ready::Ready;
 use crate::tables::carried;
@@ -37,6 +39,9 @@ impl Capacity {
         self
     }
 }
+
+/// One more than can be asked together, to tell that it is too many.
+const MORE_THAN_ASKED: usize = MAX_ASKED + 1;
 
 /// Decides, by policies, over a store.
 #[derive(Debug)]
@@ -204,34 +209,40 @@ impl<S> Limiter<S> {
 impl<S: Store> Limiter<S> {
     /// Decides a request by every policy that it meets: all admit and are charged, or none is charged.
     pub async fn decide(&self, request: &Request<'_>) -> Ruling {
-        self.decide_plan(|policies| policies.plan(request, false)).await
+        self.decide_all(&[Asked::Request(request)]).await
     }
 
     /// What [`Limiter::decide`] would make of a request: the standing of every policy, charging none.
     pub async fn look(&self, request: &Request<'_>) -> Ruling {
-        self.decide_plan(|policies| policies.plan(request, true)).await
+        self.decide_all(&[Asked::Look(request)]).await
     }
 
-    /// Decides checks by name, together.
+    /// Decides checks by name, together. Beyond [`MAX_ASKED`](crate::MAX_ASKED) of them nothing is decided: see
+    /// [`Limiter::decide_all`].
     pub async fn decide_checks(&self, checks: &[Check<'_>]) -> Ruling {
-        self.decide_plan(|policies| policies.plan_checks(checks)).await
+        let asked: ArrayVec<Asked<'_>, MORE_THAN_ASKED> =
+            checks.iter().take(MORE_THAN_ASKED).map(|check| Asked::Check(*check)).collect();
+        self.decide_all(&asked).await
     }
 
-    async fn decide_plan(&self, plan: impl Fn(&Policies) -> Result<Plan<'_>, Early>) -> Ruling {
+    /// Decides several things together: all that is asked for admits and is charged, or none is charged; what is given back
+    /// is given back when all the rest was admitted. More than [`MAX_ASKED`](crate::MAX_ASKED) things are answered as
+    /// unavailable: that many cannot be decided in one step.
+    pub async fn decide_all(&self, asked: &[Asked<'_>]) -> Ruling {
         loop {
             let active = self.active.load_full();
             let now = self.clock.now();
             let policies = Arc::clone(&active.policies);
-            let plan = match plan(&active.policies) {
+            let plan = match active.policies.plan(asked) {
                 Ok(plan) => plan,
                 Err((reason, scope)) => return Ruling::new(policies, now, reason, scope),
             };
             let places =
                 Places { policies: &active.policies, here: &active.store, stacks: self.stacks.as_ref() };
-            let mut ruling = match places.decide(&plan.demand, now).await {
-                Ok(answer) => rule_on(policies, &plan.demand, &answer),
+            let mut ruling = match places.decide(&plan.take.demand, now).await {
+                Ok(answer) => rule_on(policies, &plan.take.demand, &answer),
                 Err(Unanswered::Unavailable | Unanswered::Contended) => {
-                    match places.without_store(policies, &plan.demand, now).await {
+                    match places.without_store(policies, &plan.take.demand, now).await {
                         Ok(ruling) => ruling,
                         Err(_moved) => continue,
                     }
@@ -242,6 +253,10 @@ impl<S: Store> Limiter<S> {
                     continue;
                 }
             };
+            places.give_back(&plan.back.demand, now, &mut ruling).await;
+            if asked.len() > 1 {
+                plan.attribute(&mut ruling);
+            }
             places.watch(&plan, now, &mut ruling).await;
             return ruling;
         }
@@ -288,6 +303,7 @@ impl Policy {
             tiers: Vec::new(),
             allow: List::default(),
             deny: List::default(),
+            client_quota: false,
             keys: DEFAULT_KEYS,
             when_full: WhenFull::default(),
         }

@@ -3,6 +3,19 @@
 use http::HeaderName;
 
 use crate::Request;
+use crate::descriptor::Pattern;
+
+/// What a policy is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum About {
+    /// Requests.
+    #[default]
+    Requests,
+    /// Descriptors, by which Envoy describes requests.
+    Descriptors(Pattern),
+    /// The command `CL.THROTTLE`, whose askers choose their quota within the policy's.
+    Throttle,
+}
 
 /// What a request must look like. Every part that is given must hold; an empty `Match` holds for everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +28,8 @@ pub struct Match {
     pub paths: Vec<String>,
     /// All of these header fields, with this value, or any when it is `*`.
     pub headers: Vec<(HeaderName, String)>,
+    /// Whether it is about requests at all.
+    pub about: About,
 }
 
 impl Match {
@@ -22,7 +37,8 @@ impl Match {
     pub fn matches(&self, request: &Request<'_>, paths: &[impl AsRef<str>]) -> bool {
         let any =
             |list: &[String], test: &dyn Fn(&str) -> bool| list.is_empty() || list.iter().any(|p| test(p));
-        any(&self.methods, &|method| method.eq_ignore_ascii_case(request.method))
+        self.about == About::Requests
+            && any(&self.methods, &|method| method.eq_ignore_ascii_case(request.method))
             && any(&self.hosts, &|host| host_matches(host, request.host_name()))
             && any(&self.paths, &|pattern| paths.iter().any(|path| path_matches(pattern, path.as_ref())))
             && self.headers.iter().all(|(name, value)| {

@@ -9,12 +9,13 @@ use arrayvec::ArrayVec;
 use tollgate_core::{Charge, Fingerprint, Outcome, Rule, Verdict};
 use tollgate_store::{Answer, Demand, Intent, MAX_CHARGES, Moved, Shared, Store, Unanswered};
 
-use crate::Reason;
 use crate::decision::Ruling;
 use crate::placement::{Placement, shard};
-use crate::policies::{Plan, Policies, parts, rule_on};
+use crate::plan::Plan;
+use crate::policies::{Policies, parts, rule_on};
 use crate::policy::{Class, Direction};
 use crate::ready::Ready;
+use crate::{Part, Reason};
 
 /// The store that instances share, as it is asked by placement: each the same store behind wrappers of its own.
 #[derive(Clone, Debug)]
@@ -268,6 +269,34 @@ impl<S: Store> Places<'_, S> {
         }
     }
 
+    /// Gives back what is to be given back, when the rest was admitted. What cannot be given back just now stays charged, and the
+    /// ruling says so.
+    pub(crate) async fn give_back(&self, demand: &Demand<'_>, now: u64, ruling: &mut Ruling) {
+        if demand.charges().is_empty() || !ruling.is_admit() {
+            return;
+        }
+        let given = async {
+            for charge in demand.charges() {
+                let place = self.place(charge);
+                let back = Demand::of(*charge).to(Intent::GiveBack { charged: Charge::LATELY });
+                let mut answer = self.ask(place, &back, now).await?;
+                if answer.outcomes().is_empty() {
+                    // Nothing is given back to a lease: it is told where it stands.
+                    answer = self.ask(place, &Demand::of(Charge { cost: 0, ..*charge }), now).await?;
+                }
+                let part = parts(self.policies, std::slice::from_ref(charge), &answer).next();
+                if let Some(part) = part {
+                    let _room_for_as_many = ruling.parts.try_push(Part { given_back: true, ..part });
+                }
+            }
+            Ok::<_, Unanswered>(())
+        };
+        let in_time = self.in_time(given).await;
+        if !matches!(in_time, Some(Ok(()))) {
+            (ruling.reason, ruling.scope) = (Reason::Unavailable, demand.charges().first().map(|c| c.policy));
+        }
+    }
+
     /// Adds what the watching policies would have decided, each alone. One that cannot be asked just now is not watched.
     pub(crate) async fn watch(&self, plan: &Plan<'_>, now: u64, ruling: &mut Ruling) {
         if plan.shadows.is_empty() {
@@ -322,6 +351,6 @@ const fn first_key(key: Fingerprint) -> Fingerprint {
 }
 
 /// The key under which a count that is out of reach is kept here meanwhile.
-const fn instead_key(key: Fingerprint) -> Fingerprint {
+pub(crate) const fn instead_key(key: Fingerprint) -> Fingerprint {
     Fingerprint(key.0 ^ 0x696E_7374_6561_645F_6F66_5F74_6865_7265)
 }

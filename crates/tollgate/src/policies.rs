@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use arrayvec::ArrayVec;
 use tollgate_core::{Charge, Outcome, Rule, Verdict};
 use tollgate_store::{Answer, Demand};
 
-use crate::decision::MAX_SHADOWS;
 use crate::key::{Prefixes, Salt};
 use crate::placement::Placement;
 use crate::policy::Policy;
-use crate::ready::{Found, Reading, Ready};
+use crate::ready::{Found, Ready};
 use crate::token::{Tokens, Verifier};
 use crate::{Part, Reason, Request, Ruling};
 
@@ -56,26 +54,6 @@ pub struct Policies {
     pub generation: u64,
 }
 
-/// What a request asks of the store: the enforced charges as one demand, the watching ones apart.
-pub(crate) struct Plan<'p> {
-    pub(crate) demand: Demand<'p>,
-    pub(crate) shadows: ArrayVec<Charge<'p>, MAX_SHADOWS>,
-}
-
-/// Why there is nothing to ask: the reason and the policy.
-pub(crate) type Early = (Reason, Option<u16>);
-
-/// One check by name: a policy, a subject that is used as it is, and a cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Check<'a> {
-    /// The policy's name.
-    pub policy: &'a str,
-    /// Who is charged.
-    pub subject: &'a str,
-    /// Units; 0 looks. Without it, the policy's fixed cost, or 1.
-    pub cost: Option<u64>,
-}
-
 impl Policies {
     /// Joins a set with the deployment's salt.
     pub fn new(set: PolicySet, salt: &Salt, generation: u64) -> Self {
@@ -106,6 +84,14 @@ impl Policies {
         self.share
     }
 
+    pub(crate) const fn prefixes(&self) -> Prefixes {
+        self.prefixes
+    }
+
+    pub(crate) const fn verifier(&self) -> Option<&Verifier> {
+        self.verifier.as_ref()
+    }
+
     /// The policy with this name.
     pub fn named(&self, name: &str) -> Option<&Ready> {
         self.ready.iter().find(|ready| ready.policy.name == name)
@@ -134,62 +120,6 @@ impl Policies {
             (ready, shown)
         })
         .collect()
-    }
-
-    /// The charges of a request, or why it is answered without the store.
-    pub(crate) fn plan(&self, request: &Request<'_>, peek: bool) -> Result<Plan<'_>, Early> {
-        let tokens = Tokens::new(self.verifier.as_ref());
-        let paths = request.path_readings();
-        let mut plan = Plan { demand: Demand::new(), shadows: ArrayVec::new() };
-        for ready in self.ready.iter().filter(|ready| ready.policy.matches.matches(request, &paths)) {
-            let cost = if peek { Ok(0) } else { ready.policy.cost.of(request) };
-            let reading = ready.read(request, &tokens, self.prefixes);
-            plan.add(ready, reading, cost.map_err(|_| Reason::BadCost))?;
-        }
-        Ok(plan)
-    }
-
-    /// The charges of checks by name.
-    pub(crate) fn plan_checks(&self, checks: &[Check<'_>]) -> Result<Plan<'_>, Early> {
-        let mut plan = Plan { demand: Demand::new(), shadows: ArrayVec::new() };
-        for check in checks {
-            let ready = self.named(check.policy).ok_or((Reason::UnknownPolicy, None))?;
-            let usual = if let crate::Cost::Fixed(cost) = ready.policy.cost { cost } else { 1 };
-            let reading = ready.read_subject(check.subject.as_bytes());
-            plan.add(ready, reading, Ok(check.cost.unwrap_or(usual)))?;
-        }
-        Ok(plan)
-    }
-}
-
-impl<'p> Plan<'p> {
-    fn add(
-        &mut self,
-        ready: &'p Ready,
-        reading: Reading<'p>,
-        cost: Result<u64, Reason>,
-    ) -> Result<(), Early> {
-        let shadow = ready.policy.shadow;
-        let scope = Some(ready.index);
-        let (key, rule) = match reading {
-            Reading::Key { key, rule } => (key, rule),
-            Reading::Pass => return Ok(()),
-            _ if shadow => return Ok(()),
-            Reading::Denied => return Err((Reason::Blocked, scope)),
-            Reading::NoSubject => return Err((Reason::NoSubject, scope)),
-        };
-        let cost = match cost {
-            Ok(cost) => cost,
-            Err(_) if shadow => return Ok(()),
-            Err(reason) => return Err((reason, scope)),
-        };
-        let charge = Charge { policy: ready.index, key: ready.policy.spread_key(key), rule, cost };
-        if shadow {
-            // One that finds no room only fails to watch.
-            let _unwatched = self.shadows.try_push(charge);
-            return Ok(());
-        }
-        self.demand.push(charge).map(drop).map_err(|_| (Reason::Unavailable, scope))
     }
 }
 
@@ -236,6 +166,8 @@ pub(crate) fn parts<'a>(
             window: window(charge.rule),
             key: charge.key,
             cost: charge.cost,
+            given_back: false,
+            asked: 1,
             outcome,
         }
     })

@@ -37,6 +37,8 @@ pub struct Policy {
     pub placement: Placement,
     /// Over how many keys [`Placement::Sharded`] spreads one.
     pub shards: u64,
+    /// Whether those who ask may choose their own quota, up to this policy's.
+    pub client_quota: bool,
     /// What happens when the count is out of reach.
     pub on_unavailable: Direction,
     /// What it protects, if it says so.
@@ -72,6 +74,10 @@ pub enum Subject {
     Address,
     /// One subject for everybody.
     Const(String),
+    /// The values of a descriptor.
+    Descriptor,
+    /// The value of a descriptor's entry.
+    Entry(String),
 }
 
 impl fmt::Display for Subject {
@@ -84,6 +90,8 @@ impl fmt::Display for Subject {
             Subject::Claim(name) => write!(f, "jwt:{name}"),
             Subject::Address => f.write_str("address"),
             Subject::Const(value) => write!(f, "const:{value}"),
+            Subject::Descriptor => f.write_str("descriptor"),
+            Subject::Entry(key) => write!(f, "descriptor:{key}"),
         }
     }
 }
@@ -108,9 +116,11 @@ impl FromStr for Subject {
             "const" => Subject::Const(named()?.to_owned()),
             "bearer" if name.is_empty() => Subject::Bearer,
             "address" if name.is_empty() => Subject::Address,
+            "descriptor" if name.is_empty() => Subject::Descriptor,
+            "descriptor" => Subject::Entry(name.to_owned()),
             _ => {
                 return Err(format!(
-                    "`{text}` is no subject; expected header:NAME, cookie:NAME, query:NAME, bearer, jwt:CLAIM, address or const:VALUE"
+                    "`{text}` is no subject; expected header:NAME, cookie:NAME, query:NAME, bearer, jwt:CLAIM, address, descriptor, descriptor:KEY or const:VALUE"
                 ));
             }
         })

@@ -97,7 +97,22 @@ impl Ready {
 
     /// What the policy makes of a subject that is given as it is.
     pub(crate) fn read_subject(&self, subject: &[u8]) -> Reading<'_> {
-        self.read_found(None, &Found::Subject(Cow::Borrowed(subject)))
+        self.read_found(None, &Found::of(Cow::Borrowed(subject)))
+    }
+
+    /// What the policy makes of a descriptor that fits it.
+    pub(crate) fn read_descriptor(&self, entries: &[(&str, &str)]) -> Reading<'_> {
+        let found = self.policy.subjects.iter().map(|source| match source {
+            Subject::Descriptor => Found::of(into_bytes(crate::descriptor::subject(entries))),
+            Subject::Entry(name) => {
+                let value = entries.iter().find(|(key, _)| key == name);
+                value.map_or(Found::Nothing, |(_, value)| Found::of(Cow::Borrowed(value.as_bytes())))
+            }
+            Subject::Const(value) => Found::of(Cow::Borrowed(value.as_bytes())),
+            _ => Found::Nothing,
+        });
+        let first = found.into_iter().find(|found| *found != Found::Nothing);
+        self.read_found(None, &first.unwrap_or(Found::Nothing))
     }
 
     /// What the policy makes of a request that it matches.
@@ -136,6 +151,24 @@ pub(crate) enum Found<'r> {
     Unclear,
 }
 
+impl<'r> Found<'r> {
+    /// What was found, by its length.
+    fn of(subject: Cow<'r, [u8]>) -> Self {
+        match subject.len() {
+            0 => Found::Nothing,
+            1..=MAX_SUBJECT_BYTES => Found::Subject(subject),
+            _ => Found::Unclear,
+        }
+    }
+}
+
+fn into_bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+    }
+}
+
 impl<'r, T: Into<Cow<'r, [u8]>>> From<Said<T>> for Found<'r> {
     fn from(said: Said<T>) -> Self {
         match said {
@@ -163,9 +196,10 @@ pub(crate) fn find<'r>(
         Subject::Claim(name) => or_nothing(tokens.claim(request, name)),
         Subject::Address => or_nothing(request.address.map(|address| prefixes.subject(address))),
         Subject::Const(value) => Found::Subject(Cow::Borrowed(value.as_bytes())),
+        Subject::Descriptor | Subject::Entry(_) => Found::Nothing,
     };
     match found {
-        Found::Subject(subject) if subject.len() > MAX_SUBJECT_BYTES => Found::Unclear,
+        Found::Subject(subject) => Found::of(subject),
         found => found,
     }
 }

@@ -69,6 +69,9 @@ impl Change {
 
     fn between(old: &Ready, new: &Ready) -> Change {
         let usual = (*old.usual(), *new.usual());
+        // Each key is counted by its own quota, which is not this one.
+        let usual =
+            if old.policy.client_quota && new.policy.client_quota { (usual.1, usual.1) } else { usual };
         let mut exceptions = HashMap::new();
         for (key, rule) in old.exceptions() {
             exceptions.insert(Table::tag(key), (*rule, usual.1));

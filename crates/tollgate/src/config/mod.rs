@@ -3,6 +3,7 @@
 //! [`Document`] holds a file and gathers its [`Problems`]; [`Section`] reads one table of it. A server with sections of its
 //! own reads them from the same document, so that a user sees all that is wrong in one go.
 
+mod about;
 mod placement;
 mod policy;
 mod section;

@@ -8,11 +8,12 @@ use tollgate_core::{Algorithm, Quota, Rule};
 use tollgate_store::MAX_CHARGES;
 
 use crate::config::Section;
+use crate::config::about::{check_about, read_match};
 use crate::config::placement::{Host, MAX_SHARDS, check_placement, placement};
 use crate::key::{MAX_SUBJECT_BYTES, fold_network};
 use crate::{
-    Class, Cost, DEFAULT_KEYS, Direction, List, MAX_POLICIES, Match, Missing, Policy, PolicySet, Prefixes,
-    Subject, Tier, Verifier,
+    About, Class, Cost, DEFAULT_KEYS, Direction, List, MAX_POLICIES, Match, Missing, Placement, Policy,
+    PolicySet, Prefixes, Subject, Tier, Verifier,
 };
 
 /// The largest cost that one request may be charged by configuration.
@@ -20,9 +21,6 @@ const MAX_COST: u64 = 1 << 40;
 
 /// The most memory that the tables of one set may take, in bytes.
 const MAX_TABLE_BYTES: usize = 64 << 30;
-
-/// The longest pattern of a host or path, in bytes.
-const MAX_PATTERN_BYTES: usize = 1_024;
 
 impl PolicySet {
     /// Reads the policies of a document. What is wrong is noted there, so the set means nothing unless the document then
@@ -54,6 +52,11 @@ impl PolicySet {
                     "name",
                     format!("another policy is named `{}`; names are distinct", policy.name),
                 );
+            }
+            if policy.matches.about == About::Throttle
+                && set.policies.iter().any(|p| p.matches == policy.matches)
+            {
+                section.problem("match", "another policy is about CL.THROTTLE already");
             }
             let claims = policy.subjects.iter().any(|subject| matches!(subject, Subject::Claim(_)));
             if claims && !root.has("jwt") {
@@ -127,6 +130,7 @@ fn read_policy(section: &Section<'_>, host: &Host) -> Option<Policy> {
     let shards = section.integer("shards", 2..=MAX_SHARDS);
     let (on_unavailable, class) = read_direction(section);
     let shadow = section.boolean("shadow").unwrap_or(false);
+    let client_quota = section.boolean("client_quota");
     let (allow, deny) = (read_list(section, "allow"), read_list(section, "deny"));
     let keys = section.integer("keys", 1..=1 << 32).and_then(|keys| usize::try_from(keys).ok());
     let when_full = section.parse("when_full", str::parse).unwrap_or_default();
@@ -143,18 +147,26 @@ fn read_policy(section: &Section<'_>, host: &Host) -> Option<Policy> {
     }
     if !subjects.is_empty() {
         policy.subjects = subjects;
+    } else if matches!(matches.about, About::Descriptors(_)) {
+        policy.subjects = vec![Subject::Descriptor];
     }
+    policy.client_quota = client_quota.unwrap_or(matches.about == About::Throttle);
     policy.keys = keys.unwrap_or(DEFAULT_KEYS);
     if policy.subjects.iter().all(|subject| matches!(subject, Subject::Const(_))) && keys.is_none() {
         policy.keys = policy.subjects.len();
     }
     policy.missing = missing.unwrap_or(policy.missing);
-    policy.placement = placement.unwrap_or(host.usual);
+    let usual = match host.usual {
+        Placement::Durable if policy.client_quota => Placement::Local,
+        usual => usual,
+    };
+    policy.placement = placement.unwrap_or(usual);
     policy.shards = shards.unwrap_or(policy.shards);
     policy.on_unavailable = on_unavailable.unwrap_or(policy.on_unavailable);
     let policy = Policy { matches, shadow, allow, deny, when_full, tiers, class, ..policy };
     check_tiers(section, &policy);
     check_placement(section, &policy, host);
+    check_about(section, &policy);
     Some(policy)
 }
 
@@ -229,52 +241,6 @@ fn subject_text(text: &str) -> Result<String, String> {
         return Err(format!("a subject has 1 to {MAX_SUBJECT_BYTES} bytes"));
     }
     Ok(text.to_owned())
-}
-
-fn read_match(section: &Section<'_>) -> Match {
-    let pattern = |text: &str| {
-        if text.is_empty() || text.len() > MAX_PATTERN_BYTES {
-            return Err(format!("a pattern has 1 to {MAX_PATTERN_BYTES} bytes"));
-        }
-        Ok(text.to_owned())
-    };
-    let path = |text: &str| {
-        if !text.starts_with(['/', '*']) {
-            return Err(format!("`{text}` matches no path; begin it with / or *"));
-        }
-        pattern(text)?;
-        // Patterns meet paths in their normal form.
-        let normal = crate::request::normal(text, |byte| byte != b'/' && byte != b'%', false);
-        Ok(if text.starts_with('*') { normal[1..].to_owned() } else { normal })
-    };
-    let method = |text: &str| {
-        let token = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
-        if token { Ok(text.to_ascii_uppercase()) } else { Err(format!("`{text}` is no method")) }
-    };
-    let headers = section.section("header").map(|headers| {
-        let texts = headers.texts();
-        let named = texts.into_iter().filter_map(|(name, value)| match name.parse::<HeaderName>() {
-            Ok(header) => Some((header, value.to_owned())),
-            Err(_) => {
-                headers.problem(name, "not the name of a header field");
-                None
-            }
-        });
-        named.collect()
-    });
-    for key in ["method", "host", "path"] {
-        if section.is_empty_list(key) {
-            section.problem(key, "an empty list matches nothing; leave it out to match everything");
-        }
-    }
-    let matches = Match {
-        methods: section.list("method", method),
-        hosts: section.list("host", pattern),
-        paths: section.list("path", path),
-        headers: headers.unwrap_or_default(),
-    };
-    section.finish();
-    matches
 }
 
 fn read_cost(section: &Section<'_>) -> Option<Cost> {

@@ -1,5 +1,6 @@
 //! What a library user relies on, on a manual clock.
 
+mod asked;
 mod reload;
 
 use std::time::Duration;
@@ -36,7 +37,7 @@ fn decide(limiter: &Limiter, path: &str, user: &str) -> Ruling {
     pollster::block_on(limiter.decide(&request))
 }
 
-fn check(limiter: &Limiter, policy: &str, subject: &str, cost: u64) -> Ruling {
+fn check(limiter: &Limiter, policy: &str, subject: &str, cost: i64) -> Ruling {
     pollster::block_on(limiter.decide_checks(&[Check { policy, subject, cost: Some(cost) }]))
 }
 

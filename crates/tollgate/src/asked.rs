@@ -1,0 +1,71 @@
+//! What may be asked: about a request, by a policy's name, about a descriptor, or under a quota that the asker chose.
+
+use tollgate_core::Rule;
+
+use crate::Request;
+
+/// The most things that may be asked together.
+pub const MAX_ASKED: usize = 16;
+
+/// One thing that is asked. Several are decided together: all admit and are charged, or none is charged.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked<'a> {
+    /// To charge every policy that this request meets.
+    Request(&'a Request<'a>),
+    /// Where this request stands with every policy that it meets.
+    Look(&'a Request<'a>),
+    /// A policy by its name.
+    Check(Check<'a>),
+    /// The policies of a descriptor.
+    Descriptor(Descriptor<'a>),
+    /// The policy of the command `CL.THROTTLE`.
+    Throttle(Throttle<'a>),
+}
+
+/// One check by name: a policy, a subject that is used as it is, and a cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Check<'a> {
+    /// The policy's name.
+    pub policy: &'a str,
+    /// Who is charged; empty for nobody, of which the policy's `missing` says what it means.
+    pub subject: &'a str,
+    /// Units: 0 looks, less than 0 gives back. Without it, the policy's fixed cost, or 1.
+    pub cost: Option<i64>,
+}
+
+/// A list of keys and values in a domain, as Envoy describes a request. Of the policies that fit, the most specific counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor<'a> {
+    /// The domain.
+    pub domain: &'a str,
+    /// Keys and values, in order.
+    pub entries: &'a [(&'a str, &'a str)],
+    /// As for a [`Check`].
+    pub cost: Option<i64>,
+    /// A rule instead of the policy's, for policies that let the asker choose.
+    pub rule: Option<&'a Rule>,
+}
+
+/// A key under a quota that the asker chose, within the policy's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throttle<'a> {
+    /// Who is charged.
+    pub key: &'a [u8],
+    /// By which rule.
+    pub rule: &'a Rule,
+    /// Units; 0 looks.
+    pub cost: u64,
+}
+
+/// What becomes of a charge's units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Units {
+    Take(u64),
+    GiveBack(u64),
+}
+
+impl Units {
+    pub(crate) const fn of(cost: i64) -> Self {
+        if cost < 0 { Units::GiveBack(cost.unsigned_abs()) } else { Units::Take(cost.unsigned_abs()) }
+    }
+}

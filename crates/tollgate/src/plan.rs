@@ -1,0 +1,183 @@
+//! What is asked, made into charges: the enforced ones as one demand, the watching ones apart.
+
+use arrayvec::ArrayVec;
+use tollgate_core::{Charge, Rule};
+use tollgate_store::{Demand, MAX_CHARGES};
+
+use crate::asked::{Asked, Check, Descriptor, MAX_ASKED, Throttle, Units};
+use crate::decision::MAX_SHADOWS;
+use crate::matching::About;
+use crate::policies::Policies;
+use crate::policy::Cost;
+use crate::ready::{Reading, Ready};
+use crate::token::Tokens;
+use crate::{Reason, Request, Ruling};
+
+/// Why there is nothing to ask of the store: the reason and the policy.
+pub(crate) type Early = (Reason, Option<u16>);
+
+/// Charges, and for each by which of the things asked it is wanted: a bit for each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Debits<'p> {
+    pub(crate) demand: Demand<'p>,
+    by: ArrayVec<u16, MAX_CHARGES>,
+}
+
+/// What is asked of the store.
+#[derive(Debug, Default)]
+pub(crate) struct Plan<'p> {
+    /// What is taken: all of it or nothing.
+    pub(crate) take: Debits<'p>,
+    /// What is given back, when all that is taken was admitted.
+    pub(crate) back: Debits<'p>,
+    /// What only watches.
+    pub(crate) shadows: ArrayVec<Charge<'p>, MAX_SHADOWS>,
+    /// Which of the things asked is being read: its bit.
+    asking: u16,
+}
+
+impl<'p> Debits<'p> {
+    fn push(&mut self, charge: Charge<'p>, asking: u16) -> bool {
+        let Ok(place) = self.demand.push(charge) else { return false };
+        match self.by.get_mut(place) {
+            Some(by) => *by |= asking,
+            None => self.by.push(asking),
+        }
+        true
+    }
+
+    /// The charge that is counted under `key` of a policy, and by which things it is wanted.
+    fn by(&self, wanted: impl Fn(&Charge<'_>) -> bool) -> u16 {
+        let charges = self.demand.charges().iter().zip(&self.by);
+        charges.filter(|(charge, _)| wanted(charge)).fold(0, |bits, (_, by)| bits | by)
+    }
+}
+
+impl Policies {
+    /// The charges of what is asked, or why it is answered without the store.
+    pub(crate) fn plan<'p>(&'p self, asked: &[Asked<'p>]) -> Result<Plan<'p>, Early> {
+        if asked.len() > MAX_ASKED {
+            return Err((Reason::Unavailable, None));
+        }
+        let mut plan = Plan::default();
+        for (index, one) in asked.iter().enumerate() {
+            plan.asking = u32::try_from(index).ok().and_then(|bit| 1_u16.checked_shl(bit)).unwrap_or(0);
+            match one {
+                Asked::Request(request) => self.plan_request(&mut plan, request, false)?,
+                Asked::Look(request) => self.plan_request(&mut plan, request, true)?,
+                Asked::Check(check) => self.plan_check(&mut plan, check)?,
+                Asked::Descriptor(descriptor) => self.plan_descriptor(&mut plan, descriptor)?,
+                Asked::Throttle(throttle) => self.plan_throttle(&mut plan, throttle)?,
+            }
+        }
+        Ok(plan)
+    }
+
+    fn plan_request<'p>(
+        &'p self,
+        plan: &mut Plan<'p>,
+        request: &Request<'_>,
+        look: bool,
+    ) -> Result<(), Early> {
+        let tokens = Tokens::new(self.verifier());
+        let paths = request.path_readings();
+        for ready in self.iter().filter(|ready| ready.policy.matches.matches(request, &paths)) {
+            let cost = if look { Ok(0) } else { ready.policy.cost.of(request) };
+            let reading = ready.read(request, &tokens, self.prefixes());
+            plan.add(ready, reading, cost.map(Units::Take).map_err(|_| Reason::BadCost))?;
+        }
+        Ok(())
+    }
+
+    fn plan_check<'p>(&'p self, plan: &mut Plan<'p>, check: &Check<'_>) -> Result<(), Early> {
+        let ready = self.named(check.policy).ok_or((Reason::UnknownPolicy, None))?;
+        plan.add(ready, ready.read_subject(check.subject.as_bytes()), Ok(ready.units(check.cost)))
+    }
+
+    fn plan_descriptor<'p>(&'p self, plan: &mut Plan<'p>, descriptor: &Descriptor<'p>) -> Result<(), Early> {
+        let Descriptor { domain, entries, cost, rule } = *descriptor;
+        let fits = |ready: &'p Ready| match &ready.policy.matches.about {
+            About::Descriptors(pattern) => pattern.rank(domain, entries).map(|rank| (ready, rank)),
+            _ => None,
+        };
+        let Some((_, best)) = self.iter().filter_map(fits).max_by(|(_, a), (_, b)| a.cmp(b)) else {
+            return Ok(());
+        };
+        for (ready, _) in self.iter().filter_map(fits).filter(|(_, rank)| *rank == best) {
+            let reading = match rule.filter(|_| ready.policy.client_quota) {
+                Some(rule) => ready.chosen(ready.read_descriptor(entries), rule)?,
+                None => ready.read_descriptor(entries),
+            };
+            plan.add(ready, reading, Ok(ready.units(cost)))?;
+        }
+        Ok(())
+    }
+
+    fn plan_throttle<'p>(&'p self, plan: &mut Plan<'p>, throttle: &Throttle<'p>) -> Result<(), Early> {
+        let about = |ready: &&Ready| ready.policy.matches.about == About::Throttle;
+        let ready = self.iter().find(about).ok_or((Reason::UnknownPolicy, None))?;
+        let reading = ready.chosen(ready.read_subject(throttle.key), throttle.rule)?;
+        plan.add(ready, reading, Ok(Units::Take(throttle.cost)))
+    }
+}
+
+impl Ready {
+    /// What a cost that somebody stated comes to.
+    fn units(&self, cost: Option<i64>) -> Units {
+        let usual = if let Cost::Fixed(cost) = self.policy.cost { cost } else { 1 };
+        cost.map_or(Units::Take(usual), Units::of)
+    }
+
+    /// The same key under a rule that the asker chose, if the policy's is no lower.
+    fn chosen<'p>(&self, reading: Reading<'p>, rule: &'p Rule) -> Result<Reading<'p>, Early> {
+        let Reading::Key { key, rule: usual } = reading else { return Ok(reading) };
+        if !rule.is_within(usual) {
+            return Err((Reason::QuotaTooHigh, Some(self.index)));
+        }
+        Ok(Reading::Key { key, rule })
+    }
+}
+
+impl<'p> Plan<'p> {
+    fn add(
+        &mut self,
+        ready: &'p Ready,
+        reading: Reading<'p>,
+        units: Result<Units, Reason>,
+    ) -> Result<(), Early> {
+        let shadow = ready.policy.shadow;
+        let scope = Some(ready.index);
+        let (key, rule) = match reading {
+            Reading::Key { key, rule } => (key, rule),
+            Reading::Pass => return Ok(()),
+            _ if shadow => return Ok(()),
+            Reading::Denied => return Err((Reason::Blocked, scope)),
+            Reading::NoSubject => return Err((Reason::NoSubject, scope)),
+        };
+        let (cost, back) = match units {
+            Ok(Units::Take(cost)) => (cost, false),
+            Ok(Units::GiveBack(cost)) => (cost, true),
+            Err(_) if shadow => return Ok(()),
+            Err(reason) => return Err((reason, scope)),
+        };
+        let charge = Charge { policy: ready.index, key: ready.policy.spread_key(key), rule, cost };
+        if shadow {
+            // One that finds no room only fails to watch; what is given back was not taken by it.
+            let _unwatched = if back { Ok(()) } else { self.shadows.try_push(charge) };
+            return Ok(());
+        }
+        let debits = if back { &mut self.back } else { &mut self.take };
+        if debits.push(charge, self.asking) { Ok(()) } else { Err((Reason::Unavailable, scope)) }
+    }
+
+    /// Says of each part of a ruling which of the things asked it answers.
+    pub(crate) fn attribute(&self, ruling: &mut Ruling) {
+        for part in &mut ruling.parts {
+            let here = |charge: &Charge<'_>| {
+                charge.policy == part.policy
+                    && (charge.key == part.key || crate::places::instead_key(charge.key) == part.key)
+            };
+            part.asked = if part.given_back { self.back.by(here) } else { self.take.by(here) };
+        }
+    }
+}
