@@ -12,7 +12,8 @@ use crate::answer::{json as json_answer, problem};
 use crate::app::App;
 use crate::body::{self, Body, full};
 use crate::check::{self, form_pairs};
-use crate::listen::{Handler, Peer};
+use crate::http::Handler;
+use crate::listen::Peer;
 use crate::settings::shown;
 use crate::warm::{self, Warm};
 
@@ -210,7 +211,7 @@ fn is_own_name(request: &Request<Incoming>) -> bool {
 }
 
 /// Compares in a time that does not tell where they differ.
-fn same(given: &[u8], token: &[u8]) -> bool {
+pub(crate) fn same(given: &[u8], token: &[u8]) -> bool {
     let differ = given.iter().zip(token).fold(0, |sum, (a, b)| sum | (a ^ b));
     given.len() == token.len() && differ == 0
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tollgate::{Check, Limiter, PolicySet, Request, Ruling, Salt};
+use tollgate::{Asked, Clock, Limiter, PolicySet, Ruling, Salt};
 
 use crate::Failure;
 use crate::backend::Backend;
@@ -20,6 +20,10 @@ pub enum Door {
     Check,
     /// `/v1/auth`.
     Auth,
+    /// Envoy's rate limit service.
+    Rls,
+    /// The commands of Redis clients.
+    Resp,
 }
 
 impl Door {
@@ -29,19 +33,10 @@ impl Door {
             Door::Gateway => "gateway",
             Door::Check => "check",
             Door::Auth => "auth",
+            Door::Rls => "rls",
+            Door::Resp => "resp",
         }
     }
-}
-
-/// What a door asks.
-#[derive(Clone, Copy, Debug)]
-pub enum Ask<'a> {
-    /// A request, to be charged.
-    Request(&'a Request<'a>),
-    /// A request, to be looked at.
-    Look(&'a Request<'a>),
-    /// Checks by name.
-    Checks(&'a [Check<'a>]),
 }
 
 /// The running server.
@@ -60,7 +55,7 @@ pub struct App {
 }
 
 impl App {
-    /// A server of these policies.
+    /// A server of these policies. The clock is for counts in this process; a file has its own.
     ///
     /// # Errors
     /// [`Failure`] when the store or the metrics cannot be set up.
@@ -69,22 +64,19 @@ impl App {
         set: PolicySet,
         salt: Salt,
         file: Option<PathBuf>,
+        clock: Clock,
     ) -> Result<Self, Failure> {
         let metrics = Metrics::new().map_err(|error| Failure::Impossible(format!("metrics: {error}")))?;
         let record = Record::new(settings.log);
-        let limiter = Backend::limiter(&settings.store, set, salt)?;
+        let limiter = Backend::limiter(&settings.store, set, salt, clock)?;
         metrics.generation.set(1);
         Ok(App { limiter, settings, file, metrics, record, stopping: AtomicBool::new(false) })
     }
 
-    /// Decides, and records the decision.
-    pub async fn decide(&self, door: Door, ask: Ask<'_>) -> Ruling {
+    /// Decides what is asked, together, and records the decision.
+    pub async fn decide(&self, door: Door, asked: &[Asked<'_>]) -> Ruling {
         let start = self.limiter.clock().now();
-        let ruling = match ask {
-            Ask::Request(request) => self.limiter.decide(request).await,
-            Ask::Look(request) => self.limiter.look(request).await,
-            Ask::Checks(checks) => self.limiter.decide_checks(checks).await,
-        };
+        let ruling = self.limiter.decide_all(asked).await;
         let took = self.limiter.clock().now().saturating_sub(start);
         self.metrics.decided(&ruling, took);
         self.record.decided(door, &ruling, took);

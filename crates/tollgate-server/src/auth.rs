@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
+use tollgate::Asked;
 use tollgate::client::Trust;
 
 use crate::answer::{problem, refusal};
-use crate::app::{App, Ask, Door};
+use crate::app::{App, Door};
 use crate::body::{Body, empty};
 use crate::check::form_pairs;
 use crate::listen::Peer;
@@ -44,7 +45,7 @@ pub async fn answer(app: &App, request: &Request<Incoming>, peer: &Peer) -> Resp
     if asked.is_preflight() {
         return Response::new(empty());
     }
-    let ruling = app.decide(Door::Auth, Ask::Request(&asked)).await;
+    let ruling = app.decide(Door::Auth, &[Asked::Request(&asked)]).await;
     if !ruling.is_admit() {
         // The proxy reads the status, whatever its client speaks.
         return denied(deny, refusal(&app.settings, &ruling, headers, false));

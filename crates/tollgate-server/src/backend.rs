@@ -31,14 +31,15 @@ impl Backend {
         settings: &StoreSettings,
         set: PolicySet,
         salt: Salt,
+        clock: Clock,
     ) -> Result<Limiter<Backend>, Failure> {
         let durability = settings.durability;
         let path = match &settings.url {
             StoreUrl::Sqlite(path) => path,
-            StoreUrl::Memory => return Ok(in_process(set, salt)),
+            StoreUrl::Memory => return Ok(in_process(set, salt, clock)),
             StoreUrl::Redis(_) | StoreUrl::Postgres(_) => {
                 let stacks = stacks(settings, salt.check())?;
-                return Ok(in_process(set, salt).store(stacks));
+                return Ok(in_process(set, salt, clock).store(stacks));
             }
         };
         let opened = Limiter::open(set, salt, path, durability);
@@ -55,8 +56,8 @@ impl Backend {
     }
 }
 
-fn in_process(set: PolicySet, salt: Salt) -> Limiter<Backend> {
-    Limiter::with_store(set, salt, Clock::system(), |_, memory| Backend::Memory(memory))
+fn in_process(set: PolicySet, salt: Salt, clock: Clock) -> Limiter<Backend> {
+    Limiter::with_store(set, salt, clock, |_, memory| Backend::Memory(memory))
 }
 
 /// What stands around the shared store of these settings.

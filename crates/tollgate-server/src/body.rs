@@ -30,7 +30,12 @@ pub fn empty() -> Body {
 
 /// A body that is all there.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
-    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+    from_full(Full::new(bytes.into()))
+}
+
+/// The same, made already.
+pub fn from_full(full: Full<Bytes>) -> Body {
+    full.map_err(|never| match never {}).boxed_unsync()
 }
 
 /// Why a body ended early.

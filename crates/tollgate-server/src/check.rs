@@ -7,13 +7,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tollgate::{Check, MAX_CHARGES, MAX_SUBJECT_BYTES, Part, Policy, Ruling, Verdict};
+use tollgate::{Asked, Check, MAX_CHARGES, MAX_SUBJECT_BYTES, Part, Policy, Ruling, Verdict};
 
 use crate::answer::{self, problem};
-use crate::app::{App, Ask, Door};
+use crate::app::{App, Door};
 use crate::auth;
 use crate::body::{self, Body};
-use crate::listen::{Handler, Peer};
+use crate::http::Handler;
+use crate::listen::Peer;
 
 /// The largest body of a check, in bytes.
 pub const MAX_CHECK_BYTES: usize = 64 << 10;
@@ -48,7 +49,7 @@ impl Api {
             Some(_) => return problem(StatusCode::BAD_REQUEST, "status: expected always200"),
         };
         let asked = if request.method() == Method::GET {
-            Asked::from_query(&query)
+            Said::from_query(&query)
         } else {
             let pause = self.app.settings.limits.body_timeout;
             match body::read(request.into_body(), MAX_CHECK_BYTES, pause).await {
@@ -70,7 +71,7 @@ impl Api {
         response
     }
 
-    async fn decide(&self, asked: &Asked) -> Result<Ruling, String> {
+    async fn decide(&self, asked: &Said) -> Result<Ruling, String> {
         let checks = asked.checks()?;
         let headers = asked.header_map()?;
         let target = asked.path.as_deref().unwrap_or("/");
@@ -85,12 +86,12 @@ impl Api {
             address: asked.address,
             size: asked.size,
         };
-        let ask = match checks.as_slice() {
-            [] if asked.peek || asked.cost == Some(0) => Ask::Look(&request),
-            [] => Ask::Request(&request),
-            checks => Ask::Checks(checks),
+        let all: Vec<Asked<'_>> = match checks.as_slice() {
+            [] if asked.peek || asked.cost == Some(0) => vec![Asked::Look(&request)],
+            [] => vec![Asked::Request(&request)],
+            checks => checks.iter().map(|check| Asked::Check(*check)).collect(),
         };
-        Ok(self.app.decide(Door::Check, ask).await)
+        Ok(self.app.decide(Door::Check, &all).await)
     }
 }
 
@@ -106,7 +107,7 @@ impl Handler for Api {
 /// What a check's body may hold: one check, several, or the attributes of a request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Asked {
+struct Said {
     policy: Option<String>,
     subject: Option<String>,
     cost: Option<i64>,
@@ -132,9 +133,9 @@ struct One {
     cost: Option<i64>,
 }
 
-impl Asked {
+impl Said {
     fn from_query(query: &str) -> Result<Self, String> {
-        let mut asked = Asked::default();
+        let mut asked = Said::default();
         for (name, value) in form_pairs(query) {
             let number = || value.parse().map_err(|_| format!("cost: `{value}` is not a whole number"));
             match name.as_str() {

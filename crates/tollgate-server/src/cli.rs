@@ -19,7 +19,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the gateway, the check API and the admin listener
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Say whether a policy file is valid, and everything that is wrong with it
     Check {
         /// The policy file
@@ -45,6 +45,15 @@ pub struct ServeArgs {
     /// Where checks and forward-auth are answered [default: 127.0.0.1:8081]
     #[arg(long, env = "TOLLGATE_API", value_name = "ADDRESS")]
     pub api: Option<SocketAddr>,
+    /// Where Redis clients are answered (CL.THROTTLE, TOLLGATE); they are not unless this is given
+    #[arg(long, env = "TOLLGATE_RESP", value_name = "ADDRESS")]
+    pub resp: Option<SocketAddr>,
+    /// What Redis clients have to say first (AUTH)
+    #[arg(long, env = "TOLLGATE_RESP_PASSWORD", value_name = "TEXT", hide_env_values = true)]
+    pub resp_password: Option<String>,
+    /// Where Envoy's rate limit service (gRPC) is answered; it is not unless this is given
+    #[arg(long, env = "TOLLGATE_RLS", value_name = "ADDRESS")]
+    pub rls: Option<SocketAddr>,
     /// Where metrics, health and administration are served [default: 127.0.0.1:9090]
     #[arg(long, env = "TOLLGATE_ADMIN", value_name = "ADDRESS")]
     pub admin: Option<SocketAddr>,

@@ -9,12 +9,16 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use tollgate::Asked;
 use tollgate::client::Forwarding;
 
-use crate::answer::{is_grpc, problem, readable, refusal};
-use crate::app::{App, Ask, Door};
+use tollgate_tower::answer::is_grpc;
+
+use crate::answer::{problem, readable, refusal};
+use crate::app::{App, Door};
 use crate::body::{Body, Cut, Guarded, Progress, empty};
-use crate::listen::{Handler, Held, Peer};
+use crate::http::Handler;
+use crate::listen::{Held, Peer};
 use crate::upstream::{NoAnswer, Upstreams, join_cookies, strip_hop_by_hop};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -60,7 +64,7 @@ impl Gateway {
         if asked.is_preflight() {
             return self.forward(request, &host, peer).await;
         }
-        let ruling = self.app.decide(Door::Gateway, Ask::Request(&asked)).await;
+        let ruling = self.app.decide(Door::Gateway, &[Asked::Request(&asked)]).await;
         if !ruling.is_admit() {
             return refusal(&self.app.settings, &ruling, request.headers(), is_grpc(request.headers()));
         }

@@ -12,13 +12,18 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use tollgate::Clock;
+
 use crate::Failure;
 use crate::admin::Admin;
 use crate::app::App;
 use crate::check::Api;
 use crate::cli::ServeArgs;
 use crate::gateway::Gateway;
-use crate::listen::{self, Wire};
+use crate::http::{Http, Wire};
+use crate::listen::{self, Stop};
+use crate::resp::Resp;
+use crate::rls::Rls;
 use crate::{backend, explain, reload, salt, settings, warm};
 
 /// Runs the server until it is told to stop (SIGTERM, SIGINT).
@@ -32,7 +37,7 @@ pub fn run(arguments: &ServeArgs) -> Result<(), Failure> {
     // A second subscriber in one process (a test) is no reason not to serve.
     let _already = tracing_subscriber::registry().with(LevelFilter::INFO).with(layer).try_init();
     let (salt, salt_from) = salt::load(arguments.salt.as_deref(), settings.salt_file.as_deref())?;
-    let app = App::new(settings, set, salt, arguments.config.clone())?;
+    let app = App::new(settings, set, salt, arguments.config.clone(), Clock::system())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -42,27 +47,45 @@ pub fn run(arguments: &ServeArgs) -> Result<(), Failure> {
 
 async fn serve(app: Arc<App>, salt_from: &str) -> Result<(), Failure> {
     let (stop, stopped) = watch::channel(false);
+    let stopped = Stop::new(stopped);
     let mut listeners = JoinSet::new();
     let mut lines = Vec::new();
     if !app.settings.upstream.is_empty() {
         let (listener, address) = bind(app.settings.listen)?;
-        let gateway = Arc::new(Gateway::new(Arc::clone(&app)).map_err(Failure::Impossible)?);
+        let gateway = Gateway::new(Arc::clone(&app)).map_err(Failure::Impossible)?;
         let wire = Wire::of(&app).map_err(Failure::Impossible)?;
         let scheme = if wire.tls.is_some() { "https" } else { "http" };
         let origins: Vec<String> = app.settings.upstream.iter().map(ToString::to_string).collect();
         lines.push(format!("gateway  {scheme}://{address} -> {}", origins.join(", ")));
-        listeners.spawn(listen::serve(listener, wire, Arc::clone(&app), gateway, stopped.clone()));
+        listeners.spawn(listen::serve(
+            listener,
+            Arc::clone(&app),
+            Arc::new(Http::new(wire, gateway)),
+            stopped.clone(),
+        ));
     }
     let (listener, address) = bind(app.settings.api)?;
     lines.push(format!("checks   http://{address}/v1/check and /v1/auth"));
-    let api = Arc::new(Api::new(Arc::clone(&app)));
-    listeners.spawn(listen::serve(listener, Wire::default(), Arc::clone(&app), api, stopped.clone()));
+    let api = Http::new(Wire::default(), Api::new(Arc::clone(&app)));
+    listeners.spawn(listen::serve(listener, Arc::clone(&app), Arc::new(api), stopped.clone()));
+    if let Some(resp) = app.settings.resp {
+        let (listener, address) = bind(resp)?;
+        lines.push(format!("resp     redis://{address}"));
+        listeners.spawn(listen::serve(listener, Arc::clone(&app), Arc::new(Resp), stopped.clone()));
+    }
+    if let Some(rls) = app.settings.rls {
+        let (listener, address) = bind(rls)?;
+        lines.push(format!("rls      grpc://{address}"));
+        let rls = Rls::new(Arc::clone(&app), stopped.clone()).await.map_err(Failure::Impossible)?;
+        let rls = Arc::new(Http::new(Wire::default(), rls));
+        listeners.spawn(listen::serve(listener, Arc::clone(&app), rls, stopped.clone()));
+    }
     let (listener, address) = bind(app.settings.admin)?;
     lines.push(format!("admin    http://{address}/metrics"));
-    let admin = Arc::new(Admin::new(Arc::clone(&app)));
+    let admin = Http::new(Wire::default(), Admin::new(Arc::clone(&app)));
     let (stop_admin, admin_stopped) = watch::channel(false);
-    let admin =
-        tokio::spawn(listen::serve(listener, Wire::default(), Arc::clone(&app), admin, admin_stopped));
+    let admin_stopped = Stop::new(admin_stopped);
+    let admin = tokio::spawn(listen::serve(listener, Arc::clone(&app), Arc::new(admin), admin_stopped));
     lines.push(format!("store    {}", app.settings.store.url));
     lines.push(format!("salt     {salt_from}"));
     eprint!("{}", start_message(&app, &lines));

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use tollgate::client::Trust;
 use tollgate::config::{Document, Section};
 use tollgate::contract::Contract;
-use tollgate::{Fingerprint, Policy, PolicySet, Problems, Quota, Rule};
+use tollgate::{About, Fingerprint, Placement, Policy, PolicySet, Problems, Quota, Rule};
 
 use crate::Failure;
 use crate::cli::ServeArgs;
@@ -28,6 +28,12 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// Where checks and forward-auth are answered.
     pub api: SocketAddr,
+    /// Where Redis clients are answered, if they are.
+    pub resp: Option<SocketAddr>,
+    /// What they have to say first.
+    pub resp_password: Option<String>,
+    /// Where Envoy's rate limit service is answered, if it is.
+    pub rls: Option<SocketAddr>,
     /// Where metrics, health and administration are served.
     pub admin: SocketAddr,
     /// What administration asks for.
@@ -109,6 +115,9 @@ impl Default for Settings {
         Settings {
             listen: local(8080),
             api: local(8081),
+            resp: None,
+            resp_password: None,
+            rls: None,
             admin: local(9090),
             admin_token: None,
             store: StoreSettings::default(),
@@ -165,6 +174,9 @@ fn read_server(server: &Section<'_>, settings: &mut Settings) {
     };
     settings.listen = server.parse("listen", address).unwrap_or(settings.listen);
     settings.api = server.parse("api", address).unwrap_or(settings.api);
+    settings.resp = server.parse("resp", address);
+    settings.resp_password = server.parse("resp_password", token);
+    settings.rls = server.parse("rls", address);
     settings.admin = server.parse("admin", address).unwrap_or(settings.admin);
     settings.admin_token = server.parse("admin_token", token);
     settings.upstream = server.list("upstream", parse_upstream);
@@ -269,8 +281,12 @@ pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
         }
         None => {
             let store = store.unwrap_or_default();
-            let mut set = default_set(arguments.limit)?;
-            set.policies.iter_mut().for_each(|policy| policy.placement = store.placement());
+            let mut set = default_set(arguments.limit, arguments.resp.is_some())?;
+            let usual = |policy: &Policy| match store.placement() {
+                Placement::Durable if policy.client_quota => Placement::Local,
+                usual => usual,
+            };
+            set.policies.iter_mut().for_each(|policy| policy.placement = usual(policy));
             // A file of counts needs the salt that it was written under.
             let salt_file = match &store {
                 StoreUrl::Sqlite(path) => Some(PathBuf::from(format!("{}.salt", path.display()))),
@@ -288,7 +304,13 @@ pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
     };
     settings.listen = arguments.listen.unwrap_or(settings.listen);
     settings.api = arguments.api.unwrap_or(settings.api);
+    settings.resp = arguments.resp.or(settings.resp);
+    settings.rls = arguments.rls.or(settings.rls);
     settings.admin = arguments.admin.unwrap_or(settings.admin);
+    if let Some(text) = &arguments.resp_password {
+        settings.resp_password =
+            Some(token(text).map_err(|error| Failure::Wrong(format!("TOLLGATE_RESP_PASSWORD: {error}")))?);
+    }
     if let Some(text) = &arguments.admin_token {
         settings.admin_token =
             Some(token(text).map_err(|error| Failure::Wrong(format!("TOLLGATE_ADMIN_TOKEN: {error}")))?);
@@ -307,7 +329,13 @@ pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
     Ok((settings, set))
 }
 
-fn default_set(limit: Option<Quota>) -> Result<PolicySet, Failure> {
+/// What a server without a file lets clients of `CL.THROTTLE` choose at most.
+const DEFAULT_CEILING: &str = "1000000/1s burst 1000000";
+
+/// The keys of `CL.THROTTLE` that a server without a file counts.
+const DEFAULT_THROTTLE_KEYS: usize = 1_000_000;
+
+fn default_set(limit: Option<Quota>, resp: bool) -> Result<PolicySet, Failure> {
     let quota = match limit {
         Some(quota) if quota.queue() > 0 => {
             return Err(Failure::Wrong(
@@ -319,7 +347,17 @@ fn default_set(limit: Option<Quota>) -> Result<PolicySet, Failure> {
             .parse()
             .map_err(|error| Failure::Impossible(format!("the default limit: {error}")))?,
     };
-    Ok(PolicySet { policies: vec![Policy::named("default", Rule::gcra(quota))], ..PolicySet::default() })
+    let mut policies = vec![Policy::named("default", Rule::gcra(quota))];
+    if resp {
+        let ceiling = DEFAULT_CEILING.parse();
+        let ceiling =
+            ceiling.map_err(|error| Failure::Impossible(format!("the default ceiling: {error}")))?;
+        let mut throttle = Policy::named("throttle", Rule::gcra(ceiling));
+        (throttle.matches.about, throttle.client_quota) = (About::Throttle, true);
+        throttle.keys = DEFAULT_THROTTLE_KEYS;
+        policies.push(throttle);
+    }
+    Ok(PolicySet { policies, ..PolicySet::default() })
 }
 
 /// The part of a fingerprint that people see.

@@ -8,6 +8,9 @@ use crate::app::App;
 /// The most subjects of one call.
 pub const MAX_SUBJECTS: usize = 10_000;
 
+/// A subject that nobody has.
+const NOBODY: &str = "\0";
+
 /// What to look at.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -32,7 +35,7 @@ pub struct Warmed {
 pub async fn warm(app: &App, wanted: &[Warm]) -> Warmed {
     let policies = app.limiter.policies();
     let shared = policies.iter().filter(|ready| ready.policy.placement.is_shared());
-    let mut named: Vec<(&str, &str)> = shared.map(|ready| (ready.policy.name.as_str(), "")).collect();
+    let mut named: Vec<(&str, &str)> = shared.map(|ready| (ready.policy.name.as_str(), NOBODY)).collect();
     for warm in wanted {
         named.extend(warm.subjects.iter().map(|subject| (warm.policy.as_str(), subject.as_str())));
     }

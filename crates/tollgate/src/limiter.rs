@@ -1,6 +1,7 @@
 //! The decision path: policies that match, keys, one demand, the store, a ruling.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
@@ -17,7 +18,7 @@ use crate::policies::{Policies, PolicySet, rule_on};
 use crate::policy::{Cost, DEFAULT_KEYS, Direction, List, Missing, Policy, Subject};
 use crate::ready::Ready;
 use crate::tables::carried;
-use crate::{Decision, Match, Request, Ruling};
+use crate::{Decision, Match, Reason, Request, Ruling};
 
 /// How many keys an in-process limiter counts, and what it does with more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +126,7 @@ impl Limiter<Memory> {
     }
 }
 
-impl<S: InProcess> Limiter<S> {
+impl<S: InProcess + Store> Limiter<S> {
     /// A limiter whose store is made over empty tables, one a policy.
     pub fn with_store(
         set: PolicySet,
@@ -158,6 +159,24 @@ impl<S: InProcess> Limiter<S> {
         let generation = policies.generation;
         self.active.store(Arc::new(Active { policies: Arc::new(policies), store }));
         generation
+    }
+
+    /// Decides like [`Limiter::decide_all`], at once: `None`, and nothing is charged, where a policy of the set has its count out of
+    /// this process or waits for a commit. Neither awaits nor allocates for it.
+    pub fn decide_now(&self, asked: &[Asked<'_>]) -> Option<Ruling> {
+        if self.active.load().policies.waits() {
+            return None;
+        }
+        let mut decision = std::pin::pin!(self.decide_all(asked));
+        // What is in this process is ready when it is first looked at. A reload that has just moved it out of there is a refusal
+        // for want of an answer, since something may have been charged.
+        match decision.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(ruling) => Some(ruling),
+            Poll::Pending => {
+                let now = self.clock.now();
+                Some(Ruling::new(self.policies(), now, Reason::Unavailable, None))
+            }
+        }
     }
 
     /// The table of each policy.

@@ -50,6 +50,7 @@ pub struct Policies {
     prefixes: Prefixes,
     verifier: Option<Verifier>,
     share: bool,
+    waits: bool,
     /// Counts up with every reload, from 1.
     pub generation: u64,
 }
@@ -59,9 +60,10 @@ impl Policies {
     pub fn new(set: PolicySet, salt: &Salt, generation: u64) -> Self {
         let PolicySet { policies, prefixes, verifier, instances } = set;
         let share = policies.iter().any(|policy| policy.placement.is_shared());
+        let waits = share || policies.iter().any(|policy| policy.placement == Placement::Durable);
         let ready = |(index, policy)| Ready::new(policy, index, instances, salt);
         let ready = (0..).zip(policies).map(ready).collect();
-        Policies { ready, prefixes, verifier, generation, share }
+        Policies { ready, prefixes, verifier, generation, share, waits }
     }
 
     /// The policies with their keys.
@@ -90,6 +92,11 @@ impl Policies {
 
     pub(crate) const fn verifier(&self) -> Option<&Verifier> {
         self.verifier.as_ref()
+    }
+
+    /// Whether some decision has to be waited for.
+    pub(crate) const fn waits(&self) -> bool {
+        self.waits
     }
 
     /// The policy with this name.

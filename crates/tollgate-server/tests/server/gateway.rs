@@ -79,7 +79,7 @@ fn grpc_clients_are_refused_the_grpc_way() {
         send("POST", &server.gateway, "/pkg.Service/Call", &[("content-type", "application/grpc+proto")], "");
     assert_eq!((refused.status, refused.header("grpc-status")), (200, "8"));
     assert_eq!(refused.header("content-type"), "application/grpc");
-    assert!(refused.header("grpc-message").contains("60 s"));
+    assert!(refused.header("grpc-message").contains("60%20s"));
     let pushback: u64 = refused.header("grpc-retry-pushback-ms").parse().unwrap();
     assert!((59_000..=60_000).contains(&pushback), "{pushback}");
     use base64::Engine;

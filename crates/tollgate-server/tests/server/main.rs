@@ -12,4 +12,5 @@ mod fleet;
 mod gateway;
 mod pages;
 mod reloading;
+mod resp;
 mod rig;

@@ -46,13 +46,16 @@ pub(crate) struct Server {
     pub(crate) gateway: String,
     pub(crate) api: String,
     pub(crate) admin: String,
+    pub(crate) resp: String,
+    pub(crate) rls: String,
     pub(crate) out: Arc<Mutex<String>>,
     pub(crate) errors: Arc<Mutex<String>>,
 }
 
 pub(crate) fn tollgate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    for name in ["CONFIG", "LISTEN", "API", "ADMIN", "UPSTREAM", "STORE", "LIMIT", "SALT", "ADMIN_TOKEN"] {
+    let names = ["CONFIG", "LISTEN", "API", "ADMIN", "UPSTREAM", "STORE", "LIMIT", "SALT", "ADMIN_TOKEN"];
+    for name in names.iter().chain(&["RESP", "RESP_PASSWORD", "RLS"]) {
         command.env_remove(format!("TOLLGATE_{name}"));
     }
     command
@@ -86,7 +89,8 @@ impl Server {
             rest.split('/').next().unwrap_or_default().to_owned()
         };
         let (gateway, api, admin) = (address("gateway"), address("checks"), address("admin"));
-        Server { child, gateway, api, admin, out, errors }
+        let (resp, rls) = (address("resp"), address("rls"));
+        Server { child, gateway, api, admin, resp, rls, out, errors }
     }
 
     pub(crate) fn signal(&self, name: &str) {
@@ -315,4 +319,29 @@ impl Drop for Nginx {
         let _told = Command::new("kill").arg(self.child.id().to_string()).status();
         let _reaped = self.child.wait();
     }
+}
+
+impl Server {
+    /// Bytes of memory that it holds.
+    pub(crate) fn memory(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().split(' ').next().unwrap().parse::<usize>().unwrap() << 10
+    }
+}
+
+/// Where ./test.sh puts what it installs.
+pub(crate) fn tools() -> PathBuf {
+    std::env::var_os("TOLLGATE_TOOLS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/python"),
+        PathBuf::from,
+    )
+}
+
+/// Runs one of the Python clients, and gives what it says.
+pub(crate) fn python(script: &str, arguments: &[&str]) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/server/clients").join(script);
+    let mut command = Command::new("python3");
+    let output = command.arg(path).args(arguments).env("PYTHONPATH", tools()).output().expect("python3");
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }

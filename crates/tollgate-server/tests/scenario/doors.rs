@@ -1,0 +1,486 @@
+//! The doors, each with a client that asks a step and reads the answer.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::pin::Pin;
+
+use http::HeaderMap;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tollgate::{Asked, Limiter, Ruling, Salt};
+use tollgate_server::rls::protocol::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tollgate_server::rls::protocol::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tollgate_server::rls::protocol::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tollgate_server::rls::protocol::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tollgate_tower::LimitLayer;
+use tower::{Layer, ServiceExt};
+
+use crate::rig::{Running, policies};
+use crate::{SCENARIO, Said, Step};
+
+/// A door and its client.
+pub(crate) trait Door: Send {
+    fn name(&self) -> &'static str;
+
+    /// Whether it is sent requests, which cannot look, give back or name a policy.
+    fn takes_requests(&self) -> bool {
+        false
+    }
+
+    fn takes_any_cost(&self) -> bool {
+        !self.takes_requests()
+    }
+
+    fn ask<'a>(&'a mut self, step: &'a Step, now: u64) -> Answering<'a>;
+}
+
+pub(crate) type Answering<'a> = Pin<Box<dyn Future<Output = Said> + Send + 'a>>;
+
+impl Step {
+    fn path(&self) -> String {
+        format!("/{}", self.ask.join("+"))
+    }
+
+    fn headers(&self) -> Vec<(&'static str, String)> {
+        let user = (!self.subject.is_empty()).then(|| ("x-user", self.subject.clone()));
+        user.into_iter().chain([("x-cost", self.cost.to_string())]).collect()
+    }
+
+    fn header_map(&self) -> HeaderMap {
+        self.headers().iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+}
+
+/// What the library rules.
+fn ruled(ruling: &Ruling) -> Said {
+    Said {
+        reason: ruling.reason.name().to_owned(),
+        left: ruling.parts().map(|(_, part)| part.outcome.remaining).collect(),
+        limit: ruling.parts().map(|(_, part)| part.outcome.limit).collect(),
+        retry: ruling.retry_after().map(|nanos| nanos.div_ceil(1_000_000)),
+        reset: ruling.parts().next().map(|(_, part)| part.outcome.reset_after.div_ceil(1_000_000)),
+        grain: 1,
+    }
+}
+
+/// `Limiter::decide_all`.
+pub(crate) struct Library(Limiter, tollgate::Clock);
+
+impl Library {
+    pub(crate) fn new() -> Self {
+        let clock = tollgate::Clock::manual(0);
+        Library(Limiter::new(policies(SCENARIO), Salt::random(), clock.clone()), clock)
+    }
+}
+
+impl Door for Library {
+    fn name(&self) -> &'static str {
+        "library"
+    }
+
+    fn ask<'a>(&'a mut self, step: &'a Step, now: u64) -> Answering<'a> {
+        self.1.set(now);
+        Box::pin(async move {
+            let check = |policy: &'a String| {
+                Asked::Check(tollgate::Check { policy, subject: &step.subject, cost: Some(step.cost) })
+            };
+            let checks: Vec<Asked<'_>> = step.ask.iter().map(check).collect();
+            ruled(&self.0.decide_all(&checks).await)
+        })
+    }
+}
+
+/// An answer over HTTP.
+struct Answer {
+    status: u16,
+    headers: BTreeMap<String, String>,
+    body: Value,
+}
+
+/// Asks over HTTP, on a thread that may block.
+async fn http(
+    method: &'static str,
+    url: String,
+    headers: Vec<(&'static str, String)>,
+    body: Option<Value>,
+) -> Answer {
+    let sent = tokio::task::spawn_blocking(move || {
+        let config = ureq::Agent::config_builder().http_status_as_error(false).build();
+        let mut request = ureq::http::Request::builder().method(method).uri(&url);
+        for (name, value) in &headers {
+            request = request.header(*name, value);
+        }
+        let agent = ureq::Agent::from(config);
+        let sent = match body {
+            Some(body) => agent.run(request.body(body.to_string()).unwrap()),
+            None => agent.run(request.body(()).unwrap()),
+        };
+        let mut response = sent.unwrap_or_else(|error| panic!("{url}: {error}"));
+        let text = |value: &ureq::http::HeaderValue| value.to_str().unwrap().to_owned();
+        let headers =
+            response.headers().iter().map(|(name, value)| (name.to_string(), text(value))).collect();
+        let status = response.status().as_u16();
+        let body = response.body_mut().read_to_string().unwrap_or_default();
+        Answer { status, headers, body: serde_json::from_str(&body).unwrap_or(Value::Null) }
+    });
+    sent.await.unwrap()
+}
+
+/// Reads the JSON of a check.
+fn checked(answer: &Answer) -> Said {
+    let body = &answer.body;
+    let all = |name: &str| {
+        let policies = body["policies"].as_array().cloned().unwrap_or_default();
+        policies.iter().filter_map(|policy| policy[name].as_u64()).collect::<Vec<_>>()
+    };
+    Said {
+        reason: body["reason"].as_str().unwrap_or_default().to_owned(),
+        left: all("remaining"),
+        limit: all("limit"),
+        retry: body["retry_after_ms"].as_u64(),
+        reset: all("reset_after_ms").first().copied(),
+        grain: 1,
+    }
+}
+
+/// Reads the headers that come with an answer, and the problem that it is.
+fn headed(answer: &Answer) -> Said {
+    let numbers = |field: &str, key: &str| {
+        let text = answer.headers.get(field).cloned().unwrap_or_default();
+        let items = text.split(',').flat_map(|item| item.split(';').map(str::to_owned).collect::<Vec<_>>());
+        items.filter_map(|item| item.strip_prefix(&format!("{key}="))?.parse().ok()).collect::<Vec<u64>>()
+    };
+    let reason = match answer.body["error"].as_str() {
+        None if answer.status == 200 => "admit",
+        Some("rate_limited") => "refuse",
+        Some("cost_above_limit") => "never",
+        Some("limiter_unavailable") => "unavailable",
+        other => other.unwrap_or("?"),
+    };
+    let status = match reason {
+        "admit" => 200,
+        "refuse" | "never" => 429,
+        "unavailable" => 503,
+        "blocked" => 403,
+        _ => 400,
+    };
+    assert_eq!(answer.status, status, "{reason}");
+    let refused = reason != "admit";
+    Said {
+        reason: reason.to_owned(),
+        left: numbers("ratelimit", "r"),
+        limit: numbers("ratelimit-policy", "q"),
+        retry: answer.headers.get("retry-after").map(|seconds| seconds.parse::<u64>().unwrap() * 1_000),
+        // On a refusal this field says the time to come back.
+        reset: numbers("ratelimit", "t").first().filter(|_| !refused).map(|seconds| seconds * 1_000),
+        grain: 1_000,
+    }
+}
+
+macro_rules! door {
+    ($name:ident, $text:literal, requests: $requests:literal, |$door:ident, $step:ident| $ask:block) => {
+        impl Door for $name {
+            fn name(&self) -> &'static str {
+                $text
+            }
+
+            fn takes_requests(&self) -> bool {
+                $requests
+            }
+
+            fn ask<'a>(&'a mut self, $step: &'a Step, _now: u64) -> Answering<'a> {
+                let $door = self;
+                Box::pin(async move { $ask })
+            }
+        }
+    };
+}
+
+/// `POST /v1/check` by name.
+pub(crate) struct Check(SocketAddr);
+
+impl Check {
+    pub(crate) fn new(running: &Running) -> Self {
+        Check(running.api)
+    }
+}
+
+door!(Check, "check", requests: false, |door, step| {
+    let check = |policy: &String| json!({ "policy": policy, "subject": step.subject, "cost": step.cost });
+    let checks: Vec<Value> = step.ask.iter().map(check).collect();
+    let body = json!({ "checks": checks });
+    checked(&http("POST", format!("http://{}/v1/check", door.0), Vec::new(), Some(body)).await)
+});
+
+/// `POST /v1/check` with the attributes of a request.
+pub(crate) struct Requests(SocketAddr);
+
+impl Requests {
+    pub(crate) fn new(running: &Running) -> Self {
+        Requests(running.api)
+    }
+}
+
+door!(Requests, "check of a request", requests: true, |door, step| {
+    let headers: BTreeMap<&str, String> = step.headers().into_iter().collect();
+    let body = json!({ "path": step.path(), "headers": headers });
+    checked(&http("POST", format!("http://{}/v1/check", door.0), Vec::new(), Some(body)).await)
+});
+
+/// The gateway.
+pub(crate) struct Gateway(SocketAddr);
+
+impl Gateway {
+    pub(crate) fn new(running: &Running) -> Self {
+        Gateway(running.gateway)
+    }
+}
+
+door!(Gateway, "gateway", requests: true, |door, step| {
+    headed(&http("GET", format!("http://{}{}", door.0, step.path()), step.headers(), None).await)
+});
+
+/// Forward-auth.
+pub(crate) struct Auth(SocketAddr);
+
+impl Auth {
+    pub(crate) fn new(running: &Running) -> Self {
+        Auth(running.api)
+    }
+}
+
+door!(Auth, "forward-auth", requests: true, |door, step| {
+    let mut headers = step.headers();
+    headers.extend([("x-forwarded-method", "GET".to_owned()), ("x-forwarded-uri", step.path())]);
+    headed(&http("GET", format!("http://{}/v1/auth", door.0), headers, None).await)
+});
+
+/// A look at a request, which takes nothing: asked before each step of the gateway, it changes no later answer.
+pub(crate) struct Look(SocketAddr, SocketAddr);
+
+impl Look {
+    pub(crate) fn new(running: &Running) -> Self {
+        Look(running.api, running.gateway)
+    }
+}
+
+door!(Look, "look, then gateway", requests: true, |door, step| {
+    let headers: BTreeMap<&str, String> = step.headers().into_iter().collect();
+    let body = json!({ "path": step.path(), "headers": headers, "peek": true });
+    http("POST", format!("http://{}/v1/check", door.0), Vec::new(), Some(body)).await;
+    headed(&http("GET", format!("http://{}{}", door.1, step.path()), step.headers(), None).await)
+});
+
+/// `TOLLGATE` and `TOLLGATE.ALL`.
+pub(crate) struct Resp(BufReader<TcpStream>);
+
+impl Resp {
+    pub(crate) async fn new(running: &Running) -> Self {
+        Resp(BufReader::new(TcpStream::connect(running.resp).await.unwrap()))
+    }
+
+    async fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).await.unwrap();
+        line.trim_end().to_owned()
+    }
+
+    async fn value(&mut self) -> Value {
+        let line = self.line().await;
+        let (sign, rest) = line.split_at(1);
+        match sign {
+            ":" => rest.parse::<i64>().unwrap().into(),
+            "$" => self.line().await.into(),
+            "*" => {
+                let mut items = Vec::new();
+                for _ in 0..rest.parse::<usize>().unwrap() {
+                    items.push(Box::pin(self.value()).await);
+                }
+                items.into()
+            }
+            _ => line.into(),
+        }
+    }
+}
+
+door!(Resp, "resp", requests: false, |door, step| {
+    let mut words = vec!["TOLLGATE".to_owned()];
+    if step.ask.len() > 1 {
+        words[0] += ".ALL";
+    }
+    for policy in &step.ask {
+        words.extend([policy.clone(), step.subject.clone(), step.cost.to_string()]);
+    }
+    let bulk = |word: &String| format!("${}\r\n{word}\r\n", word.len());
+    let command = format!("*{}\r\n{}", words.len(), words.iter().map(bulk).collect::<String>());
+    door.0.get_mut().write_all(command.as_bytes()).await.unwrap();
+    let told = door.value().await;
+    if let Some(error) = told.as_str() {
+        let reason = match error.split(' ').next().unwrap() {
+            "-NOPOLICY" => "unknown_policy",
+            "-NOSUBJECT" => "no_subject",
+            _ => error,
+        };
+        return Said { reason: reason.to_owned(), grain: 1, ..Said::default() };
+    }
+    let number = |value: &Value| value.as_i64().and_then(|number| u64::try_from(number).ok());
+    if step.ask.len() == 1 {
+        return Said {
+            reason: told[5].as_str().unwrap().to_owned(),
+            left: number(&told[2]).into_iter().collect(),
+            limit: number(&told[1]).into_iter().collect(),
+            retry: number(&told[3]),
+            reset: number(&told[4]),
+            grain: 1,
+        };
+    }
+    let parts = told[4].as_array().unwrap();
+    let all = |at: usize| parts.iter().filter_map(|part| number(&part[at])).collect::<Vec<_>>();
+    Said {
+        reason: told[1].as_str().unwrap().to_owned(),
+        left: all(3),
+        limit: all(2),
+        retry: all(4).into_iter().max(),
+        reset: all(5).first().copied(),
+        grain: 1,
+    }
+});
+
+type RlsClient = RateLimitServiceClient<tonic::transport::Channel>;
+
+async fn rls_client(running: &Running) -> RlsClient {
+    let channel = tonic::transport::Channel::from_shared(format!("http://{}", running.rls)).unwrap();
+    RateLimitServiceClient::new(channel.connect().await.unwrap())
+}
+
+fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+    let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+    RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..Default::default() }
+}
+
+fn limited(answer: Result<tonic::Response<RateLimitResponse>, tonic::Status>) -> Said {
+    let answer = match answer {
+        Ok(answer) => answer.into_inner(),
+        Err(status) if status.code() == tonic::Code::NotFound => {
+            return Said { reason: "unknown_policy".to_owned(), grain: 1, ..Said::default() };
+        }
+        Err(status) => panic!("{status:?}"),
+    };
+    let told = answer.statuses.iter().filter(|status| status.current_limit.is_some());
+    let told: Vec<_> = told.collect();
+    let milliseconds = |duration: &Option<prost_types::Duration>| {
+        let duration = duration.unwrap_or_default();
+        duration.seconds.unsigned_abs() * 1_000 + u64::from(duration.nanos.unsigned_abs()).div_ceil(1_000_000)
+    };
+    let metadata = answer.dynamic_metadata.clone().unwrap_or_default();
+    let reason = match metadata.fields.get("reason").and_then(|value| value.kind.clone()) {
+        Some(prost_types::value::Kind::StringValue(reason)) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(answer.overall_code == 1, reason == "admit", "{answer:?}");
+    let refused = told.iter().filter(|status| status.code == 2);
+    Said {
+        left: told.iter().map(|status| status.limit_remaining.into()).collect(),
+        limit: told
+            .iter()
+            .map(|status| status.current_limit.as_ref().unwrap().requests_per_unit.into())
+            .collect(),
+        retry: if reason == "refuse" {
+            refused.map(|status| milliseconds(&status.duration_until_reset)).max()
+        } else {
+            None
+        },
+        reset: told
+            .first()
+            .filter(|_| reason == "admit")
+            .map(|status| milliseconds(&status.duration_until_reset)),
+        reason,
+        grain: 1,
+    }
+}
+
+/// Envoy's service, by name: a descriptor a policy.
+pub(crate) struct Rls(RlsClient);
+
+impl Rls {
+    pub(crate) async fn new(running: &Running) -> Self {
+        Rls(rls_client(running).await)
+    }
+}
+
+door!(Rls, "rls", requests: false, |door, step| {
+    let descriptors = step.ask.iter().map(|policy| RateLimitDescriptor {
+        hits_addend: Some(step.cost.unsigned_abs()),
+        is_negative_hits: step.cost < 0,
+        ..descriptor(&[(policy, &step.subject)])
+    });
+    let descriptors = descriptors.collect();
+    let request = RateLimitRequest { domain: "tollgate".to_owned(), descriptors, hits_addend: 0 };
+    limited(door.0.should_rate_limit(request).await)
+});
+
+/// Envoy's service, with the attributes of a request.
+pub(crate) struct RlsRequests(RlsClient);
+
+impl RlsRequests {
+    pub(crate) async fn new(running: &Running) -> Self {
+        RlsRequests(rls_client(running).await)
+    }
+}
+
+door!(RlsRequests, "rls of a request", requests: true, |door, step| {
+    let (path, cost) = (step.path(), step.cost.to_string());
+    let mut entries = vec![("path", path.as_str()), ("header:x-cost", cost.as_str())];
+    if !step.subject.is_empty() {
+        entries.push(("header:x-user", &step.subject));
+    }
+    let descriptors = vec![descriptor(&entries)];
+    let request = RateLimitRequest { domain: "tollgate.request".to_owned(), descriptors, hits_addend: 0 };
+    let mut said = limited(door.0.should_rate_limit(request).await);
+    // One descriptor is told of one policy, the closest to its end.
+    if step.ask.len() > 1 {
+        (said.left, said.limit, said.reset) = (Vec::new(), Vec::new(), None);
+    }
+    said
+});
+
+/// The tower layer.
+pub(crate) struct Tower(LimitLayer, tollgate::Clock);
+
+impl Tower {
+    pub(crate) fn new() -> Self {
+        let clock = tollgate::Clock::manual(0);
+        Tower(LimitLayer::new(Limiter::new(policies(SCENARIO), Salt::random(), clock.clone())), clock)
+    }
+}
+
+impl Door for Tower {
+    fn name(&self) -> &'static str {
+        "tower"
+    }
+
+    fn takes_requests(&self) -> bool {
+        true
+    }
+
+    fn ask<'a>(&'a mut self, step: &'a Step, now: u64) -> Answering<'a> {
+        self.1.set(now);
+        Box::pin(async move {
+            let inner = tower::service_fn(|_: http::Request<String>| async {
+                Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+            });
+            let mut request = http::Request::get(step.path()).body(String::new()).unwrap();
+            *request.headers_mut() = step.header_map();
+            let response = self.0.layer(inner).oneshot(request).await.unwrap();
+            let (parts, body) = response.into_parts();
+            let body = http_body_util::BodyExt::collect(body).await.unwrap().to_bytes();
+            let text = |value: &http::HeaderValue| value.to_str().unwrap().to_owned();
+            headed(&Answer {
+                status: parts.status.as_u16(),
+                headers: parts.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect(),
+                body: serde_json::from_slice(&body).unwrap_or(Value::Null),
+            })
+        })
+    }
+}
