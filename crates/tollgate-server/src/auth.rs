@@ -20,11 +20,16 @@ use crate::listen::Peer;
 
 /// Answers one question.
 pub async fn answer(app: &App, request: &Request<Incoming>, peer: &Peer) -> Response<Body> {
-    let deny = match deny_status(request.uri().query().unwrap_or_default()) {
+    let headers = request.headers();
+    // Caddy adds its client's query to ours, so where it describes the request there are no parameters.
+    let ours = ["x-original-method", "x-original-uri", "x-original-url"];
+    let ours =
+        ours.iter().any(|name| headers.contains_key(*name)) || !headers.contains_key("x-forwarded-uri");
+    let query = if ours { request.uri().query().unwrap_or_default() } else { "" };
+    let deny = match deny_status(query) {
         Ok(deny) => deny,
         Err(detail) => return problem(StatusCode::BAD_REQUEST, &detail),
     };
-    let headers = request.headers();
     let described = match Described::read(headers) {
         Ok(described) => described,
         Err(detail) => return denied(deny, problem(StatusCode::BAD_REQUEST, detail)),

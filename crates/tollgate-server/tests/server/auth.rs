@@ -31,6 +31,11 @@ fn the_request_is_the_one_that_the_proxy_describes() {
         ask(&server, "/v1/auth", &[("x-original-method", "POST"), ("x-original-url", "http://h/login")]),
         200
     );
+    assert_eq!(
+        ask(&server, "/v1/auth?deny_status=403&x=y", &caddy("192.0.2.1")),
+        429,
+        "Caddy adds its client's query"
+    );
     assert_eq!(ask(&server, "/v1/auth?deny_status=200", &[]), 400);
     assert_eq!(ask(&server, "/v1/auth?bogus=1", &[]), 400);
 }

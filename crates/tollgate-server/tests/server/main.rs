@@ -11,6 +11,7 @@ mod durable;
 mod fleet;
 mod gateway;
 mod pages;
+mod proxies;
 mod reloading;
 mod resp;
 mod rig;

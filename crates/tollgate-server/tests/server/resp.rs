@@ -206,7 +206,7 @@ fn whoever_does_not_read_is_neither_buffered_for_nor_waited_for() {
 fn redis_benchmark_runs_clean_over_random_keys() {
     let server = start();
     let (host, port) = server.resp.split_once(':').unwrap();
-    let words = "-P 16 -c 50 -n 100000 -r 1000000 -e CL.THROTTLE key:__rand_int__ 15 30 60";
+    let words = "-P 16 -c 50 -n 100000 -r 1000000 CL.THROTTLE key:__rand_int__ 15 30 60";
     let output = Command::new("redis-benchmark")
         .args(["-h", host, "-p", port])
         .args(words.split(' '))

@@ -76,6 +76,12 @@ impl Server {
         Server::start(&flags)
     }
 
+    /// A server with this file, which says where its doors are.
+    pub(crate) fn run_file(file: &Path) -> Self {
+        let config = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config"];
+        Server::run(tollgate().args(config).arg(file))
+    }
+
     pub(crate) fn run(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let out = drain(child.stdout.take().unwrap());
