@@ -15,3 +15,4 @@ mod proxies;
 mod reloading;
 mod resp;
 mod rig;
+mod rls;
