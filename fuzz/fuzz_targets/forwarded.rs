@@ -24,14 +24,27 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let (path, query) = text.split_once('?').unwrap_or((text, ""));
         let (query, address) = (Some(query), None);
-        let request = tollgate::Request { method: "GET", host: text, path, query, headers: &headers, address, size: None };
+        let request = tollgate::Request {
+            method: "GET",
+            host: text,
+            path,
+            query,
+            headers: &headers,
+            address,
+            size: None,
+        };
         let readings = request.path_readings();
-        let normal = |path: &str| path.starts_with('/') && !path.contains("//") && !format!("{path}/").contains("/../");
+        let normal = |path: &str| {
+            path.starts_with('/') && !path.contains("//") && !format!("{path}/").contains("/../")
+        };
         assert!(readings.iter().all(|path| normal(path)), "{readings:?}");
         let normal = readings[0].clone();
         request.cookie("a");
         request.query_value("a");
         request.host_name();
-        tollgate::path_matches(&text.chars().take(64).collect::<String>(), &normal.chars().take(256).collect::<String>());
+        tollgate::path_matches(
+            &text.chars().take(64).collect::<String>(),
+            &normal.chars().take(256).collect::<String>(),
+        );
     }
 });

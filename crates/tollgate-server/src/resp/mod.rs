@@ -62,6 +62,20 @@ impl Protocol for Resp {
     }
 }
 
+/// Answers what a client has sent, as far as it is whole commands, in the way that its connection would.
+pub async fn converse(app: &App, sent: &[u8]) -> Vec<u8> {
+    let (mut buffer, mut session) = (BytesMut::from(sent), Session::new(app));
+    let (mut said, mut replies) = (Vec::new(), Replies { out: Vec::new(), three: false });
+    loop {
+        let ended = answer(app, &mut buffer, &mut session, &mut replies).await;
+        let more = !replies.out.is_empty() && ended.is_none();
+        said.append(&mut replies.out);
+        if !more {
+            return said;
+        }
+    }
+}
+
 /// Reads until there is a command, or what will never be one. `false` when the client has ended first.
 async fn command(stream: &mut TcpStream, buffer: &mut BytesMut) -> io::Result<bool> {
     loop {

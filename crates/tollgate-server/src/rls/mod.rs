@@ -138,6 +138,17 @@ impl Handler for Rls {
     }
 }
 
+/// Answers one message.
+///
+/// # Errors
+/// A status when what is asked makes no sense, or names a policy that there is not.
+pub async fn should_rate_limit(app: &App, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    let said = read::Said::read(request).map_err(Status::invalid_argument)?;
+    let requests = said.requests();
+    let ruling = app.decide(Door::Rls, &said.asked(&requests)).await;
+    answer::answer(&app.settings.contract, &said, &ruling)
+}
+
 /// The service itself.
 #[derive(Debug)]
 struct Limits {
@@ -150,11 +161,6 @@ impl RateLimitService for Limits {
         &self,
         request: tonic::Request<RateLimitRequest>,
     ) -> Result<tonic::Response<RateLimitResponse>, Status> {
-        let request = request.into_inner();
-        let said = read::Said::read(&request).map_err(Status::invalid_argument)?;
-        let requests = said.requests();
-        let asked = said.asked(&requests);
-        let ruling = self.app.decide(Door::Rls, &asked).await;
-        answer::answer(&self.app.settings.contract, &said, &ruling).map(tonic::Response::new)
+        should_rate_limit(&self.app, &request.into_inner()).await.map(tonic::Response::new)
     }
 }
