@@ -29,6 +29,8 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Try every law against your own store, under names of their own that are cleaned up after
     Verify(VerifyArgs),
+    /// Write the limits of another program's configuration as policies, and say what could not be carried over
+    Import(ImportArgs),
     /// Run access logs through the policies, on the log's own clock, and report who would have been refused
     Replay(ReplayArgs),
 }
@@ -105,6 +107,28 @@ pub struct VerifyArgs {
     /// The certificates that the server is verified by, instead of the web's
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
+}
+
+/// `tollgate import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// Whose configuration it is
+    #[arg(value_enum)]
+    pub kind: ImportKind,
+    /// The configuration
+    pub file: PathBuf,
+    /// Write the policies here instead of to standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// Whose configuration is imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ImportKind {
+    /// The YAML of envoyproxy/ratelimit: a domain and its descriptors
+    Envoy,
+    /// nginx: limit_req_zone and limit_req
+    Nginx,
 }
 
 /// `tollgate replay`.

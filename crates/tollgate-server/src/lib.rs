@@ -14,6 +14,7 @@ pub mod cli;
 pub mod explain;
 pub mod gateway;
 pub mod http;
+pub mod import;
 pub mod listen;
 pub mod metrics;
 pub mod proxy_protocol;
@@ -43,6 +44,7 @@ pub fn run() -> ExitCode {
         Command::Check { file } => explain::validate(&file),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
+        Command::Import(arguments) => import::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
     };
     match done {

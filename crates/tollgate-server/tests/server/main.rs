@@ -10,6 +10,7 @@ mod connections;
 mod durable;
 mod fleet;
 mod gateway;
+mod imports;
 mod pages;
 mod proxies;
 mod reloading;

@@ -297,6 +297,11 @@ pub(crate) struct Nginx {
 
 impl Nginx {
     pub(crate) fn start() -> Self {
+        Nginx::with("", "")
+    }
+
+    /// One with these directives for its HTTP and its server.
+    pub(crate) fn with(http: &str, server: &str) -> Self {
         let folder = Folder::new();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         folder.write("index.html", "<h1>the origin</h1>\n");
@@ -304,9 +309,9 @@ impl Nginx {
         let config = format!(
             "daemon off; worker_processes 1; pid {root}/pid; error_log {root}/error.log;\n\
              events {{ worker_connections 2048; }}\n\
-             http {{ access_log off; client_body_temp_path {root}/b; proxy_temp_path {root}/p; fastcgi_temp_path {root}/f;\n\
+             http {{ access_log off; {http} client_body_temp_path {root}/b; proxy_temp_path {root}/p; fastcgi_temp_path {root}/f;\n\
              uwsgi_temp_path {root}/u; scgi_temp_path {root}/s;\n\
-             server {{ listen 127.0.0.1:{port} backlog=2048; root {root}; }} }}\n"
+             server {{ listen 127.0.0.1:{port} backlog=2048; root {root}; {server} }} }}\n"
         );
         let file = folder.write("nginx.conf", &config);
         // Workers of another user cannot read a folder that only its maker may.

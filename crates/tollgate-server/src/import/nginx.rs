@@ -1,0 +1,418 @@
+//! nginx's `limit_req`: zones, and the servers and locations that use them.
+
+use std::collections::HashMap;
+
+use tollgate::Quota;
+
+use crate::import::nginx_text::{Directive, parse};
+use crate::import::{Imported, listed, quoted};
+
+/// What nginx keeps of one key in a zone, in bytes.
+const BYTES_PER_KEY: u64 = 64;
+
+/// A `limit_req_zone`.
+struct Zone {
+    line: usize,
+    key: String,
+    rate: String,
+    keys: u64,
+}
+
+/// A `limit_req`, where it is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Limit {
+    line: usize,
+    zone: String,
+    burst: u64,
+    /// How much of the burst is let through at once.
+    at_once: u64,
+}
+
+/// A zone as it is used: by which limit, watching only, and by which hosts on which paths.
+struct Use {
+    limit: Limit,
+    dry_run: bool,
+    hosts: Vec<String>,
+    /// None is every path.
+    paths: Vec<String>,
+}
+
+/// What is in force where nothing else is said.
+#[derive(Clone, Default)]
+struct Scope {
+    limits: Vec<Limit>,
+    dry_run: bool,
+    hosts: Vec<String>,
+    path: Option<String>,
+}
+
+#[derive(Default)]
+struct File {
+    zones: HashMap<String, Zone>,
+    order: Vec<String>,
+    /// `geo` variables: networks with their values, and the default.
+    geos: HashMap<String, Vec<(String, String)>>,
+    /// `map` variables: their source, and what each value becomes.
+    maps: HashMap<String, (String, Vec<(String, String)>)>,
+    uses: Vec<Use>,
+}
+
+/// Translates a file.
+pub(super) fn import(text: &str) -> Result<Imported, (usize, String)> {
+    let directives = parse(text)?;
+    let (mut to, mut file) = (Imported::default(), File::default());
+    define(&directives, &mut file, &mut to)?;
+    scan(&directives, &Scope::default(), &mut file, &mut to);
+    for name in std::mem::take(&mut file.order) {
+        let (own, others): (Vec<Use>, Vec<Use>) =
+            std::mem::take(&mut file.uses).into_iter().partition(|used| used.limit.zone == name);
+        file.uses = others;
+        if let Some(zone) = file.zones.get(&name) {
+            write(&name, zone, own, &file, &mut to);
+        }
+    }
+    for used in &file.uses {
+        to.note(used.limit.line, format!("zone `{}` is not defined in this file: left out", used.limit.zone));
+    }
+    Ok(to)
+}
+
+/// Reads what is defined once: zones, and the variables that their keys may be.
+fn define(directives: &[Directive], file: &mut File, to: &mut Imported) -> Result<(), (usize, String)> {
+    for directive in directives {
+        let arguments = directive.arguments();
+        match directive.name() {
+            "limit_req_zone" => {
+                let (name, zone) = zone(directive)?;
+                file.order.push(name.clone());
+                file.zones.insert(name, zone);
+            }
+            "geo" => {
+                let name = arguments.last().cloned().unwrap_or_default();
+                if arguments.len() == 1 {
+                    file.geos.insert(name, pairs(&directive.block));
+                }
+            }
+            "map" => {
+                if let [source, name] = arguments {
+                    file.maps.insert(name.clone(), (source.clone(), pairs(&directive.block)));
+                }
+            }
+            "include" => {
+                to.note(
+                    directive.line,
+                    format!("`include {}` is not followed; import that file too", arguments.join(" ")),
+                );
+            }
+            _ => {}
+        }
+        if !matches!(directive.name(), "map" | "geo") {
+            define(&directive.block, file, to)?;
+        }
+    }
+    Ok(())
+}
+
+fn pairs(block: &[Directive]) -> Vec<(String, String)> {
+    let pair =
+        |directive: &Directive| Some((directive.words.first()?.clone(), directive.words.get(1)?.clone()));
+    block.iter().filter_map(pair).collect()
+}
+
+fn zone(directive: &Directive) -> Result<(String, Zone), (usize, String)> {
+    let wrong = |what: &str| (directive.line, format!("limit_req_zone: {what}"));
+    let option =
+        |name: &str| directive.arguments().iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    let key = directive.arguments().first().ok_or_else(|| wrong("no key"))?;
+    let (name, size) = option("zone")
+        .and_then(|zone| zone.split_once(':'))
+        .ok_or_else(|| wrong("expected zone=NAME:SIZE"))?;
+    let rate = option("rate").ok_or_else(|| wrong("expected rate=Nr/s or Nr/m"))?;
+    let rate = match (rate.strip_suffix("r/s"), rate.strip_suffix("r/m")) {
+        (Some(number), _) => format!("{number}/1s"),
+        (_, Some(number)) => format!("{number}/1m"),
+        _ => return Err(wrong("expected rate=Nr/s or Nr/m")),
+    };
+    rate.parse::<Quota>().map_err(|error| wrong(&format!("{rate}: {error}")))?;
+    let digits = size.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match size[digits.len()..].to_ascii_lowercase().as_str() {
+        "k" => 1 << 10,
+        "m" => 1 << 20,
+        "g" => 1 << 30,
+        _ => 1,
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    let keys = bytes.ok_or_else(|| wrong("expected a size such as 10m"))? / BYTES_PER_KEY;
+    Ok((name.to_owned(), Zone { line: directive.line, key: key.clone(), rate, keys: keys.clamp(1, 1 << 32) }))
+}
+
+/// Reads where limits are in force. A level that has limits of its own does not inherit any.
+fn scan(directives: &[Directive], outer: &Scope, file: &mut File, to: &mut Imported) {
+    let mut scope = outer.clone();
+    let named = |name: &'static str| directives.iter().filter(move |directive| directive.name() == name);
+    if let Some(names) = named("server_name").next() {
+        scope.hosts = hosts(names, to);
+    }
+    let own: Vec<Limit> = named("limit_req").filter_map(|directive| limit(directive, to)).collect();
+    let has_own = !own.is_empty();
+    if has_own {
+        scope.limits = own;
+    }
+    if let Some(dry_run) = named("limit_req_dry_run").next() {
+        scope.dry_run = dry_run.arguments() == ["on"];
+    }
+    remarks(directives, to);
+    let is_server = named("server_name").next().is_some() || named("listen").next().is_some();
+    if (has_own || is_server) && !(scope.limits.is_empty()) {
+        place(&scope, file);
+    }
+    for directive in directives.iter().filter(|directive| !directive.block.is_empty()) {
+        match directive.name() {
+            "http" | "server" => scan(&directive.block, &scope, file, to),
+            "location" => match path(directive.arguments()) {
+                Ok(path) => scan(&directive.block, &Scope { path, ..scope.clone() }, file, to),
+                Err(why) => {
+                    let own = directive.block.iter().any(|inner| inner.name().starts_with("limit_req"));
+                    if own {
+                        to.note(
+                            directive.line,
+                            format!(
+                                "location {}: {why}: its limits are left out",
+                                directive.arguments().join(" ")
+                            ),
+                        );
+                    }
+                }
+            },
+            "map" | "geo" | "upstream" | "types" | "events" | "stream" => {}
+            other => {
+                if directive.block.iter().any(|inner| inner.name() == "limit_req") {
+                    to.note(directive.line, format!("limits in `{other}` are left out"));
+                }
+            }
+        }
+    }
+}
+
+/// Notes what is near a limit and has no counterpart.
+fn remarks(directives: &[Directive], to: &mut Imported) {
+    for directive in directives {
+        let arguments = directive.arguments();
+        match directive.name() {
+            "limit_req_status" if arguments != ["429"] => {
+                to.note(directive.line, format!("refusals are 429 here, not {}", arguments.join(" ")));
+            }
+            "limit_req_log_level" => {
+                to.note(directive.line, "limit_req_log_level is left out: every refusal has its line");
+            }
+            "limit_conn" | "limit_conn_zone" | "limit_rate" | "limit_rate_after" => {
+                to.note(directive.line, format!("{} is left out: it limits no requests", directive.name()));
+            }
+            "server_name" | "location" | "server" | "http" => {}
+            _ => {}
+        }
+    }
+}
+
+fn limit(directive: &Directive, to: &mut Imported) -> Option<Limit> {
+    let mut limit = Limit { line: directive.line, zone: String::new(), burst: 0, at_once: 0 };
+    let (mut nodelay, mut delay) = (false, 0);
+    for word in directive.arguments() {
+        match word.split_once('=') {
+            Some(("zone", name)) => limit.zone = name.to_owned(),
+            Some(("burst", number)) => limit.burst = number.parse().ok()?,
+            Some(("delay", number)) => delay = number.parse().ok()?,
+            None if word == "nodelay" => nodelay = true,
+            _ => to.note(directive.line, format!("`{word}` is left out")),
+        }
+    }
+    limit.at_once = if nodelay { limit.burst } else { delay.min(limit.burst) };
+    Some(limit)
+}
+
+fn hosts(directive: &Directive, to: &mut Imported) -> Vec<String> {
+    let mut hosts = Vec::new();
+    for name in directive.arguments() {
+        match name.as_str() {
+            "_" | "" => return Vec::new(),
+            name if name.starts_with('~') || name.ends_with(".*") => {
+                to.note(
+                    directive.line,
+                    format!(
+                        "server_name {name} is no host that a policy can name: its limits count on every host"
+                    ),
+                );
+                return Vec::new();
+            }
+            name => match name.strip_prefix('.') {
+                Some(rest) => hosts.extend([rest.to_owned(), format!("*.{rest}")]),
+                None => hosts.push(name.to_owned()),
+            },
+        }
+    }
+    hosts
+}
+
+/// The pattern of a location's paths; none for all of them.
+fn path(arguments: &[String]) -> Result<Option<String>, &'static str> {
+    match arguments {
+        [modifier, path] if modifier == "=" => Ok(Some(path.clone())),
+        [modifier, path] if modifier == "^~" => prefix(path),
+        [modifier, regex] if modifier.starts_with('~') => ending(regex).map(Some),
+        [name] if name.starts_with('@') => Err("a named location has no path"),
+        [path] => prefix(path),
+        _ => Err("not understood"),
+    }
+}
+
+fn prefix(path: &str) -> Result<Option<String>, &'static str> {
+    match path {
+        "/" => Ok(None),
+        path if path.contains('*') => Err("a path with `*`"),
+        path if path.starts_with('/') => Ok(Some(format!("{path}**"))),
+        _ => Err("no path"),
+    }
+}
+
+/// The one kind of regular expression that is a pattern too: `\.php$`.
+fn ending(regex: &str) -> Result<String, &'static str> {
+    let plain = regex.strip_prefix("\\.").and_then(|rest| rest.strip_suffix('$'));
+    let plain = plain.filter(|rest| rest.chars().all(|c| c.is_ascii_alphanumeric()));
+    plain.map(|ending| format!("**.{ending}")).ok_or("a regular expression is no pattern")
+}
+
+/// Adds the limits of a scope, to the same ones of the same hosts where there are any.
+fn place(scope: &Scope, file: &mut File) {
+    for limit in &scope.limits {
+        let same = |used: &&mut Use| {
+            let (a, b) = (&used.limit, limit);
+            (&a.zone, a.burst, a.at_once) == (&b.zone, b.burst, b.at_once)
+                && used.dry_run == scope.dry_run
+                && used.hosts == scope.hosts
+        };
+        match (file.uses.iter_mut().find(same), &scope.path) {
+            (Some(used), Some(path)) if !used.paths.is_empty() => used.paths.push(path.clone()),
+            (Some(used), _) => used.paths.clear(),
+            (None, path) => file.uses.push(Use {
+                limit: limit.clone(),
+                dry_run: scope.dry_run,
+                hosts: scope.hosts.clone(),
+                paths: path.iter().cloned().collect(),
+            }),
+        }
+    }
+}
+
+fn write(name: &str, zone: &Zone, uses: Vec<Use>, file: &File, to: &mut Imported) {
+    if uses.is_empty() {
+        to.note(zone.line, format!("zone `{name}` is not used in this file: left out"));
+        return;
+    }
+    let Some(subject) = subject(&zone.key, file, zone.line, to) else {
+        to.note(zone.line, format!("zone `{name}` counts by {}, which no subject is: left out", zone.key));
+        return;
+    };
+    if uses.len() > 1 {
+        to.note(
+            zone.line,
+            format!("zone `{name}` is used in {} ways, each of which counts by itself here", uses.len()),
+        );
+    }
+    for used in &uses {
+        let wide =
+            |other: &&Use| other.paths.is_empty() && !used.paths.is_empty() && other.hosts == used.hosts;
+        let both = uses.iter().chain(&file.uses).find(wide);
+        if let Some(other) = both {
+            to.note(
+                other.limit.line,
+                format!(
+                    "counts requests for {} too, which nginx would count only there",
+                    used.paths.join(", ")
+                ),
+            );
+        }
+        let mut keys = Vec::new();
+        let parts = [("host", &used.hosts), ("path", &used.paths)];
+        let parts: Vec<String> = parts
+            .iter()
+            .filter(|(_, list)| !list.is_empty())
+            .map(|(key, list)| format!("{key} = {}", listed(list)))
+            .collect();
+        if !parts.is_empty() {
+            keys.push(("match", format!("{{ {} }}", parts.join(", "))));
+        }
+        keys.push(("subject", quoted(&subject.0)));
+        let Limit { burst, at_once, .. } = used.limit;
+        // nginx lets one through and counts what exceeds the rate beside it.
+        let quota = format!("{} burst {}", zone.rate, at_once.saturating_add(1));
+        if at_once < burst {
+            keys.push(("quota", quoted(&format!("{quota} queue {}", burst - at_once))));
+            keys.push(("algorithm", quoted("leaky-queue")));
+        } else {
+            keys.push(("quota", quoted(&quota)));
+        }
+        if !matches!(subject.0.as_str(), "address") && !subject.0.starts_with("const:") {
+            keys.push(("missing", quoted("skip")));
+        }
+        if !subject.1.is_empty() {
+            keys.push(("allow", listed(&subject.1)));
+        }
+        keys.push(("keys", zone.keys.to_string()));
+        if used.dry_run {
+            keys.push(("shadow", "true".to_owned()));
+        }
+        to.push(name, keys);
+    }
+}
+
+/// The subject that a key is, and the networks that have none.
+fn subject(key: &str, file: &File, line: usize, to: &mut Imported) -> Option<(String, Vec<String>)> {
+    let Some(variable) = key.strip_prefix('$') else {
+        return (!key.contains('$')).then(|| (format!("const:{key}"), Vec::new()));
+    };
+    let variable = variable.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(variable);
+    let plain = |name: &str| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    let named = |prefix: &str| variable.strip_prefix(prefix).filter(|name| plain(name));
+    let subject = match variable {
+        "binary_remote_addr" | "remote_addr" => {
+            to.note(
+                line,
+                "addresses of IPv6 are cut to their /64 (keys.ipv6_prefix), where nginx counts each",
+            );
+            "address".to_owned()
+        }
+        _ => match (named("http_"), named("cookie_"), named("arg_")) {
+            (Some(name), ..) => format!("header:{}", name.replace('_', "-")),
+            (_, Some(name), _) => format!("cookie:{name}"),
+            (.., Some(name)) => format!("query:{name}"),
+            _ => return mapped(key, file, line, to),
+        },
+    };
+    Some((subject, Vec::new()))
+}
+
+/// A key that a `map` makes of a `geo`: nothing for some networks, a subject for all others.
+fn mapped(key: &str, file: &File, line: usize, to: &mut Imported) -> Option<(String, Vec<String>)> {
+    let (source, values) = file.maps.get(key)?;
+    let networks = file.geos.get(source)?;
+    let becomes = |value: &str| {
+        let of = |wanted: &str| values.iter().find(|(from, _)| from == wanted).map(|(_, to)| to.as_str());
+        of(value).or(of("default")).unwrap_or("")
+    };
+    let default = networks.iter().find(|(network, _)| network == "default").map_or("", |(_, value)| value);
+    let usual = becomes(default);
+    let mut allowed = Vec::new();
+    for (network, value) in networks.iter().filter(|(network, _)| network != "default") {
+        match becomes(value) {
+            "" => allowed.push(network.clone()),
+            same if same == usual => {}
+            _ => return None,
+        }
+    }
+    if usual.is_empty() || file.maps.contains_key(usual) {
+        return None;
+    }
+    subject(usual, file, line, to).map(|(subject, _)| (subject, allowed))
+}
