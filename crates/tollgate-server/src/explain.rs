@@ -6,7 +6,8 @@ use std::path::Path;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::{
-    Algorithm, Clock, Cost, Limiter, Policy, PolicySet, Rule, Ruling, SECOND, Salt, Subject, show_duration,
+    About, Algorithm, Clock, Cost, Limiter, Pattern, Policy, PolicySet, Rule, Ruling, SECOND, Salt, Subject,
+    show_duration,
 };
 
 pub use placed::overshoot;
@@ -58,8 +59,9 @@ fn read(file: &Path) -> Result<(settings::Settings, PolicySet), Failure> {
 /// One line on a policy: what it promises to whom.
 pub fn headline(policy: &Policy) -> String {
     let shadow = if policy.shadow { " (shadow: it only watches)" } else { "" };
+    let chosen = if policy.client_quota { "what its askers choose, up to " } else { "" };
     format!(
-        "policy {}{shadow}: {} by {} per {}: {}",
+        "policy {}{shadow}: {chosen}{} by {} per {}: {}",
         policy.name,
         policy.rule.quota(),
         policy.rule.algorithm(),
@@ -127,6 +129,9 @@ fn at_once(rule: &Rule) -> String {
 }
 
 fn subjects(policy: &Policy) -> String {
+    if policy.matches.about == About::Throttle {
+        return "key of the command".to_owned();
+    }
     let list: Vec<String> = policy.subjects.iter().map(Subject::to_string).collect();
     list.join(", else ")
 }
@@ -135,6 +140,15 @@ fn matches(policy: &Policy) -> String {
     let any =
         |list: &[String], name: &str| if list.is_empty() { format!("any {name}") } else { list.join(" or ") };
     let m = &policy.matches;
+    match &m.about {
+        About::Requests => {}
+        About::Throttle => return "the command CL.THROTTLE".to_owned(),
+        About::Descriptors(Pattern { domain, entries }) => {
+            let entries: Vec<String> = entries.iter().map(ToString::to_string).collect();
+            let most = "where no policy is more specific";
+            return format!("descriptors {} of domain {domain}, {most}", entries.join(", "));
+        }
+    }
     let mut text =
         format!("{}, {}, {}", any(&m.methods, "method"), any(&m.hosts, "host"), any(&m.paths, "path"));
     for (name, value) in &m.headers {

@@ -36,6 +36,8 @@ pub fn run(arguments: &ServeArgs) -> Result<(), Failure> {
     let layer = layer.with_ansi(std::io::stderr().is_terminal());
     // A second subscriber in one process (a test) is no reason not to serve.
     let _already = tracing_subscriber::registry().with(LevelFilter::INFO).with(layer).try_init();
+    // Connections are files, of which a process may have few unless it asks. Without them it serves fewer at once.
+    let _as_many_as_it_may = rlimit::increase_nofile_limit(u64::MAX);
     let (salt, salt_from) = salt::load(arguments.salt.as_deref(), settings.salt_file.as_deref())?;
     let app = App::new(settings, set, salt, arguments.config.clone(), Clock::system())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

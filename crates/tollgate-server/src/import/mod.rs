@@ -3,6 +3,7 @@
 mod envoy;
 mod nginx;
 mod nginx_text;
+mod nginx_zone;
 mod tree;
 
 use std::collections::HashSet;
@@ -20,7 +21,7 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Imported {
     policies: Vec<Written>,
-    /// What is different or was left out: the line, and what of it.
+    /// What is different or was left out: the line where it is met first, and what of it.
     notes: Vec<(usize, String)>,
     names: HashSet<String>,
 }
@@ -35,9 +36,9 @@ pub(crate) struct Written {
 
 impl Imported {
     pub(crate) fn note(&mut self, line: usize, text: impl Into<String>) {
-        let note = (line, text.into());
-        if !self.notes.contains(&note) {
-            self.notes.push(note);
+        let text = text.into();
+        if !self.notes.iter().any(|(_, known)| *known == text) {
+            self.notes.push((line, text));
         }
     }
 
@@ -124,8 +125,9 @@ pub fn run(arguments: &ImportArgs) -> Result<(), Failure> {
         ImportKind::Envoy => envoy::import(&text),
         ImportKind::Nginx => nginx::import(&text),
     };
-    let imported =
+    let mut imported =
         imported.map_err(|(line, what)| Failure::Wrong(format!("{}:{line}: {what}", path.display())))?;
+    imported.notes.sort();
     for (line, note) in &imported.notes {
         eprintln!("{}:{line}: {}", path.display(), quiet(note));
     }

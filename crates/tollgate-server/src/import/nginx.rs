@@ -2,21 +2,9 @@
 
 use std::collections::HashMap;
 
-use tollgate::Quota;
-
 use crate::import::nginx_text::{Directive, parse};
+use crate::import::nginx_zone::{Variables, Zone, subject, zone};
 use crate::import::{Imported, listed, quoted};
-
-/// What nginx keeps of one key in a zone, in bytes.
-const BYTES_PER_KEY: u64 = 64;
-
-/// A `limit_req_zone`.
-struct Zone {
-    line: usize,
-    key: String,
-    rate: String,
-    keys: u64,
-}
 
 /// A `limit_req`, where it is in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,10 +38,7 @@ struct Scope {
 struct File {
     zones: HashMap<String, Zone>,
     order: Vec<String>,
-    /// `geo` variables: networks with their values, and the default.
-    geos: HashMap<String, Vec<(String, String)>>,
-    /// `map` variables: their source, and what each value becomes.
-    maps: HashMap<String, (String, Vec<(String, String)>)>,
+    variables: Variables,
     uses: Vec<Use>,
 }
 
@@ -90,12 +75,12 @@ fn define(directives: &[Directive], file: &mut File, to: &mut Imported) -> Resul
             "geo" => {
                 let name = arguments.last().cloned().unwrap_or_default();
                 if arguments.len() == 1 {
-                    file.geos.insert(name, pairs(&directive.block));
+                    file.variables.geos.insert(name, pairs(&directive.block));
                 }
             }
             "map" => {
                 if let [source, name] = arguments {
-                    file.maps.insert(name.clone(), (source.clone(), pairs(&directive.block)));
+                    file.variables.maps.insert(name.clone(), (source.clone(), pairs(&directive.block)));
                 }
             }
             "include" => {
@@ -117,33 +102,6 @@ fn pairs(block: &[Directive]) -> Vec<(String, String)> {
     let pair =
         |directive: &Directive| Some((directive.words.first()?.clone(), directive.words.get(1)?.clone()));
     block.iter().filter_map(pair).collect()
-}
-
-fn zone(directive: &Directive) -> Result<(String, Zone), (usize, String)> {
-    let wrong = |what: &str| (directive.line, format!("limit_req_zone: {what}"));
-    let option =
-        |name: &str| directive.arguments().iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-    let key = directive.arguments().first().ok_or_else(|| wrong("no key"))?;
-    let (name, size) = option("zone")
-        .and_then(|zone| zone.split_once(':'))
-        .ok_or_else(|| wrong("expected zone=NAME:SIZE"))?;
-    let rate = option("rate").ok_or_else(|| wrong("expected rate=Nr/s or Nr/m"))?;
-    let rate = match (rate.strip_suffix("r/s"), rate.strip_suffix("r/m")) {
-        (Some(number), _) => format!("{number}/1s"),
-        (_, Some(number)) => format!("{number}/1m"),
-        _ => return Err(wrong("expected rate=Nr/s or Nr/m")),
-    };
-    rate.parse::<Quota>().map_err(|error| wrong(&format!("{rate}: {error}")))?;
-    let digits = size.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match size[digits.len()..].to_ascii_lowercase().as_str() {
-        "k" => 1 << 10,
-        "m" => 1 << 20,
-        "g" => 1 << 30,
-        _ => 1,
-    };
-    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
-    let keys = bytes.ok_or_else(|| wrong("expected a size such as 10m"))? / BYTES_PER_KEY;
-    Ok((name.to_owned(), Zone { line: directive.line, key: key.clone(), rate, keys: keys.clamp(1, 1 << 32) }))
 }
 
 /// Reads where limits are in force. A level that has limits of its own does not inherit any.
@@ -308,7 +266,7 @@ fn write(name: &str, zone: &Zone, uses: Vec<Use>, file: &File, to: &mut Imported
         to.note(zone.line, format!("zone `{name}` is not used in this file: left out"));
         return;
     }
-    let Some(subject) = subject(&zone.key, file, zone.line, to) else {
+    let Some(subject) = subject(&zone.key, &file.variables, zone.line, to) else {
         to.note(zone.line, format!("zone `{name}` counts by {}, which no subject is: left out", zone.key));
         return;
     };
@@ -363,56 +321,4 @@ fn write(name: &str, zone: &Zone, uses: Vec<Use>, file: &File, to: &mut Imported
         }
         to.push(name, keys);
     }
-}
-
-/// The subject that a key is, and the networks that have none.
-fn subject(key: &str, file: &File, line: usize, to: &mut Imported) -> Option<(String, Vec<String>)> {
-    let Some(variable) = key.strip_prefix('$') else {
-        return (!key.contains('$')).then(|| (format!("const:{key}"), Vec::new()));
-    };
-    let variable = variable.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(variable);
-    let plain = |name: &str| {
-        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-    };
-    let named = |prefix: &str| variable.strip_prefix(prefix).filter(|name| plain(name));
-    let subject = match variable {
-        "binary_remote_addr" | "remote_addr" => {
-            to.note(
-                line,
-                "addresses of IPv6 are cut to their /64 (keys.ipv6_prefix), where nginx counts each",
-            );
-            "address".to_owned()
-        }
-        _ => match (named("http_"), named("cookie_"), named("arg_")) {
-            (Some(name), ..) => format!("header:{}", name.replace('_', "-")),
-            (_, Some(name), _) => format!("cookie:{name}"),
-            (.., Some(name)) => format!("query:{name}"),
-            _ => return mapped(key, file, line, to),
-        },
-    };
-    Some((subject, Vec::new()))
-}
-
-/// A key that a `map` makes of a `geo`: nothing for some networks, a subject for all others.
-fn mapped(key: &str, file: &File, line: usize, to: &mut Imported) -> Option<(String, Vec<String>)> {
-    let (source, values) = file.maps.get(key)?;
-    let networks = file.geos.get(source)?;
-    let becomes = |value: &str| {
-        let of = |wanted: &str| values.iter().find(|(from, _)| from == wanted).map(|(_, to)| to.as_str());
-        of(value).or(of("default")).unwrap_or("")
-    };
-    let default = networks.iter().find(|(network, _)| network == "default").map_or("", |(_, value)| value);
-    let usual = becomes(default);
-    let mut allowed = Vec::new();
-    for (network, value) in networks.iter().filter(|(network, _)| network != "default") {
-        match becomes(value) {
-            "" => allowed.push(network.clone()),
-            same if same == usual => {}
-            _ => return None,
-        }
-    }
-    if usual.is_empty() || file.maps.contains_key(usual) {
-        return None;
-    }
-    subject(usual, file, line, to).map(|(subject, _)| (subject, allowed))
 }

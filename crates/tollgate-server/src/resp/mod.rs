@@ -21,7 +21,10 @@ use crate::resp::wire::{Malformed, Replies};
 /// The most commands that are decided together; more that have come wait for their turn.
 const MAX_BATCH: usize = 128;
 
-/// What is read at once.
+/// What is read at once at first.
+const FIRST_BYTES: usize = 4 << 10;
+
+/// What is read at once at most.
 const READ_BYTES: usize = 16 << 10;
 
 /// The door for Redis clients.
@@ -79,7 +82,8 @@ pub async fn converse(app: &App, sent: &[u8]) -> Vec<u8> {
 /// Reads until there is a command, or what will never be one. `false` when the client has ended first.
 async fn command(stream: &mut TcpStream, buffer: &mut BytesMut) -> io::Result<bool> {
     loop {
-        buffer.reserve(READ_BYTES);
+        // A connection has room for what it has shown that it sends.
+        buffer.reserve(buffer.len().clamp(FIRST_BYTES, READ_BYTES));
         if stream.read_buf(buffer).await? == 0 {
             return Ok(false);
         }

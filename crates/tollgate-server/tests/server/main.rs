@@ -7,6 +7,7 @@ mod auth;
 mod checks;
 mod commands;
 mod connections;
+mod crowds;
 mod durable;
 mod fleet;
 mod gateway;
