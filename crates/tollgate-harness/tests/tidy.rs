@@ -7,12 +7,13 @@ const MAX_FILE_LINES: usize = 400;
 const MAX_FUNCTION_LINES: usize = 80;
 
 /// Which crates a crate may use, from the bottom up.
-const LAYERS: [(&str, &[&str]); 5] = [
+const LAYERS: [(&str, &[&str]); 6] = [
     ("tollgate-core", &[]),
     ("tollgate-store", &["tollgate-core"]),
     ("tollgate", &["tollgate-core", "tollgate-store"]),
     ("tollgate-harness", &["tollgate-core", "tollgate-store"]),
-    ("tollgate-server", &["tollgate", "tollgate-harness"]),
+    ("tollgate-tower", &["tollgate"]),
+    ("tollgate-server", &["tollgate", "tollgate-harness", "tollgate-tower"]),
 ];
 
 fn root() -> PathBuf {
@@ -85,10 +86,12 @@ fn one_file_reads_the_clock() {
 
 #[test]
 fn a_door_decides_once() {
-    for door in ["gateway", "check", "auth"] {
-        let text = read(format!("crates/tollgate-server/src/{door}.rs"));
-        assert_eq!(text.matches("app.decide(").count(), 1, "{door}.rs");
-        assert!(!text.contains("limiter.decide"), "{door}.rs goes around App::decide");
+    for (door, calls) in
+        [("gateway.rs", 1), ("check.rs", 1), ("auth.rs", 1), ("rls/mod.rs", 1), ("resp/command.rs", 3)]
+    {
+        let text = read(format!("crates/tollgate-server/src/{door}"));
+        assert_eq!(text.matches("app.decide(").count(), calls, "{door}: once for each kind of question");
+        assert!(!text.contains("limiter.decide"), "{door} goes around App::decide");
     }
 }
 
@@ -140,7 +143,7 @@ fn every_dependency_has_its_line_in_design() {
     let design = read("DESIGN.md");
     for (name, _) in LAYERS {
         let manifest = read(format!("crates/{name}/Cargo.toml"));
-        for section in ["[dependencies]", "[dev-dependencies]"] {
+        for section in ["[dependencies]", "[build-dependencies]", "[dev-dependencies]"] {
             for used in dependencies(&manifest, section).iter().filter(|used| !used.starts_with("tollgate")) {
                 assert!(
                     design.contains(&format!("`{used}`")),

@@ -128,11 +128,11 @@ fn caddy(origin: &str, server: &Server) -> Proxy {
 fn traefik(origin: &str, server: &Server) -> Proxy {
     let (folder, address) = (Folder::new(), free_address());
     let routes =
-        with_ports("traefik-routes.toml", &[("127.0.0.1:3000", origin), ("127.0.0.1:8081", &server.api)]);
+        with_ports("traefik/routes.toml", &[("127.0.0.1:3000", origin), ("127.0.0.1:8081", &server.api)]);
     let routes = folder.write("routes.toml", &routes);
     let ports =
-        [("127.0.0.1:8000", address.as_str()), ("examples/traefik-routes.toml", routes.to_str().unwrap())];
-    let file = folder.write("traefik.toml", &with_ports("traefik.toml", &ports));
+        [("127.0.0.1:8000", address.as_str()), ("examples/traefik/routes.toml", routes.to_str().unwrap())];
+    let file = folder.write("traefik.toml", &with_ports("traefik/traefik.toml", &ports));
     let mut command = Command::new(tools().join("bin/traefik"));
     command.arg(format!("--configFile={}", file.display()));
     let proxy = run(command, folder, address);
