@@ -53,7 +53,7 @@ pub(super) fn import(text: &str) -> Result<Imported, (usize, String)> {
             std::mem::take(&mut file.uses).into_iter().partition(|used| used.limit.zone == name);
         file.uses = others;
         if let Some(zone) = file.zones.get(&name) {
-            write(&name, zone, own, &file, &mut to);
+            write(&name, zone, &own, &file, &mut to);
         }
     }
     for used in &file.uses {
@@ -261,7 +261,7 @@ fn place(scope: &Scope, file: &mut File) {
     }
 }
 
-fn write(name: &str, zone: &Zone, uses: Vec<Use>, file: &File, to: &mut Imported) {
+fn write(name: &str, zone: &Zone, uses: &[Use], file: &File, to: &mut Imported) {
     if uses.is_empty() {
         to.note(zone.line, format!("zone `{name}` is not used in this file: left out"));
         return;
@@ -276,7 +276,7 @@ fn write(name: &str, zone: &Zone, uses: Vec<Use>, file: &File, to: &mut Imported
             format!("zone `{name}` is used in {} ways, each of which counts by itself here", uses.len()),
         );
     }
-    for used in &uses {
+    for used in uses {
         let wide =
             |other: &&Use| other.paths.is_empty() && !used.paths.is_empty() && other.hosts == used.hosts;
         let both = uses.iter().chain(&file.uses).find(wide);

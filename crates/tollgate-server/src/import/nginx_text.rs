@@ -53,8 +53,7 @@ impl Reader<'_> {
         let mut all = Vec::new();
         let mut words: Vec<String> = Vec::new();
         let mut line = self.line;
-        loop {
-            let Some(&next) = self.rest.peek() else { break };
+        while let Some(&next) = self.rest.peek() {
             match next {
                 '}' if words.is_empty() => break,
                 '}' => return Err((self.line, format!("expected `;` after `{}`", words.join(" ")))),

@@ -31,7 +31,7 @@ fn beside_a_crowd(server: &Server, address: &str, beginning: &[u8], honest: impl
         thread::sleep(Duration::from_millis(20));
     }
     let grown = server.memory().saturating_sub(before);
-    assert!(grown < CROWD * PER_CONNECTION, "{} KiB each", grown / CROWD >> 10);
+    assert!(grown < CROWD * PER_CONNECTION, "{} KiB each", (grown / CROWD) >> 10);
     drop(crowd);
     let start = Instant::now();
     honest();

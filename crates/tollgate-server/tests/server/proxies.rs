@@ -272,3 +272,36 @@ fn envoy_asks_the_rate_limit_service() {
         "{unavailable:?}"
     );
 }
+
+#[test]
+fn envoy_asks_by_descriptors_that_were_imported() {
+    let folder = Folder::new();
+    let yaml = "domain: messages\ndescriptors:\n  - key: kind\n    value: news\n    descriptors:\n      - key: to\n        \
+                rate_limit: { unit: day, requests_per_unit: 5 }\n";
+    let yaml = folder.write("limits.yaml", yaml);
+    let imported = crate::rig::tollgate().args(["import", "envoy"]).arg(yaml).output().unwrap();
+    let server = "[server]\napi = \"127.0.0.1:0\"\nrls = \"127.0.0.1:0\"\n";
+    let policies = server.to_owned() + &String::from_utf8_lossy(&imported.stdout);
+    let server = Server::run_file(&folder.write("p.toml", &policies));
+    let example = with_ports("envoy.yaml", &[("domain: tollgate.request", "domain: messages")]);
+    let (before, rest) = example.split_once("                            - request_headers:").unwrap();
+    let (_, after) = rest.split_once("  clusters:").unwrap();
+    let actions = [
+        "- generic_key: { descriptor_key: kind, descriptor_value: news }",
+        "- request_headers: { header_name: x-to, descriptor_key: to }",
+    ];
+    let actions = actions.map(|action| format!("{:28}{action}\n", "")).concat();
+    let text = format!("{before}{actions}  clusters:{after}");
+    let timeout = "timeout: 0.1s\n                      enable_x_ratelimit_headers: DRAFT_VERSION_03";
+    let text = text.replace("timeout: 0.1s", timeout);
+    let page = Nginx::start();
+    let proxy = envoy(origin(&page), &server, Some(&text));
+    let ask = |to: &str| get(&proxy.address, "/", &[("x-to", to)]);
+    let statuses: Vec<u16> = (0..6).map(|_| ask("1").status).collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 200, 429]);
+    let other = ask("2");
+    assert_eq!(other.status, 200);
+    let limit = other.header("x-ratelimit-limit");
+    assert!(limit.contains("5, 5;w=86400"), "Envoy reads the limit and its unit: {limit}");
+    assert_eq!(get(&proxy.address, "/", &[]).status, 200, "no header, no descriptor, no limit");
+}
