@@ -17,6 +17,7 @@ where
     let after = Charge { policy: 0, key, rule: new, cost: 1 };
     let same_window = old.quota().window() == new.quota().window() && before.phase() == after.phase();
     match (old.shape(), new.shape()) {
+        (Shape::Cell, Shape::Cell) if old.is_stated() && new.is_stated() => to.set(0, from.get(0)),
         (Shape::Cell, Shape::Cell) => {
             let (was, is) = (old.line(before.phase()), new.line(after.phase()));
             let debt = was.debt(from.get(0), now);

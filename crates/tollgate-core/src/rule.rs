@@ -90,6 +90,7 @@ pub struct Rule {
     quota: Quota,
     algorithm: Algorithm,
     jitter: bool,
+    stated: bool,
 }
 
 impl Rule {
@@ -115,12 +116,12 @@ impl Rule {
         if quota.queue() > 0 && !matches!(algorithm, Algorithm::LeakyQueue) {
             return Err(RuleError::NoQueue);
         }
-        Ok(Rule { quota, algorithm, jitter: false })
+        Ok(Rule { quota, algorithm, jitter: false, stated: false })
     }
 
     /// GCRA takes any quota, and makes no use of a queue.
     pub const fn gcra(quota: Quota) -> Self {
-        Rule { quota, algorithm: Algorithm::Gcra, jitter: false }
+        Rule { quota, algorithm: Algorithm::Gcra, jitter: false, stated: false }
     }
 
     /// Moves the window edges of each key by a constant of its own, so that keys do not all return at one flip. It
@@ -129,6 +130,19 @@ impl Rule {
     pub const fn with_jittered_edges(mut self, jitter: bool) -> Self {
         self.jitter = jitter;
         self
+    }
+
+    /// One that whoever asks has stated. Under another stated rule a state stays the time that it is, in its whole length, instead
+    /// of being carried over: somebody who states two quotas in turn for one key gains nothing by it.
+    #[must_use]
+    pub const fn stated(mut self) -> Self {
+        self.stated = true;
+        self
+    }
+
+    /// Whether whoever asks has stated it.
+    pub const fn is_stated(&self) -> bool {
+        self.stated
     }
 
     /// The quota.
@@ -270,9 +284,11 @@ impl Rule {
 }
 
 impl fmt::Display for Rule {
-    /// The algorithm's name, the quota, and `jittered` when its edges are: what [`FromStr`] reads.
+    /// The algorithm's name, the quota, `jittered` when its edges are, and `stated`: what [`FromStr`] reads.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}{}", self.algorithm, self.quota, if self.jitter { " jittered" } else { "" })
+        let (jittered, stated) =
+            (if self.jitter { " jittered" } else { "" }, if self.stated { " stated" } else { "" });
+        write!(f, "{} {}{jittered}{stated}", self.algorithm, self.quota)
     }
 }
 
@@ -281,10 +297,12 @@ impl FromStr for Rule {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (algorithm, quota) = text.split_once(' ').ok_or(crate::TextError::NoWindow)?;
+        let (quota, stated) = quota.strip_suffix(" stated").map_or((quota, false), |quota| (quota, true));
         let (quota, jitter) = quota.strip_suffix(" jittered").map_or((quota, false), |quota| (quota, true));
         let algorithm = algorithm.parse().map_err(|_| crate::TextError::Word)?;
         let rule = Rule::new(quota.parse()?, algorithm).map_err(|_| crate::TextError::Word)?;
-        Ok(rule.with_jittered_edges(jitter))
+        let rule = rule.with_jittered_edges(jitter);
+        Ok(if stated { rule.stated() } else { rule })
     }
 }
 

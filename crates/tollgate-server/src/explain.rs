@@ -59,14 +59,19 @@ fn read(file: &Path) -> Result<(settings::Settings, PolicySet), Failure> {
 /// One line on a policy: what it promises to whom.
 pub fn headline(policy: &Policy) -> String {
     let shadow = if policy.shadow { " (shadow: it only watches)" } else { "" };
-    let chosen = if policy.client_quota { "what its askers choose, up to " } else { "" };
+    let (chosen, promise) = match policy.client_quota {
+        true => (
+            "what its askers state, up to ",
+            "each key keeps the bound of the quota that is stated for it".to_owned(),
+        ),
+        false => ("", policy.rule.bound().to_string()),
+    };
     format!(
-        "policy {}{shadow}: {chosen}{} by {} per {}: {}",
+        "policy {}{shadow}: {chosen}{} by {} per {}: {promise}",
         policy.name,
         policy.rule.quota(),
         policy.rule.algorithm(),
         subjects(policy),
-        policy.rule.bound()
     )
 }
 
@@ -80,7 +85,9 @@ pub fn explain(policy: &Policy, store: &StoreSettings) -> String {
     line("at once", at_once(rule));
     line("promise", placed::promise(policy, store));
     for (length, name) in [(SECOND, "1s"), (60 * SECOND, "1m"), (3_600 * SECOND, "1h")] {
-        line("", format!("in any {name}: at most {}", rule.bound().at(length)));
+        if !policy.client_quota {
+            line("", format!("in any {name}: at most {}", rule.bound().at(length)));
+        }
     }
     for tier in &policy.tiers {
         let count = tier.subjects.len();

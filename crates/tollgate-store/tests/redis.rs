@@ -210,3 +210,20 @@ fn a_key_that_lost_its_expiry_gets_it_back_and_one_of_another_kind_is_an_error()
     server.command(&["SADD", &format!("x:{{{:032x}}}", 7), "foreign"]);
     assert_eq!(ask(&store, &rule, 7, 1, 0), Err(Unanswered::Unavailable));
 }
+
+/// The count under quotas that whoever asks has stated is one time: stating another in between gains nothing.
+#[test]
+fn quotas_that_are_stated_in_turn_for_one_key_gain_nothing() {
+    let server = RedisServer::start("redis-server");
+    let store = store(&server, Time::Caller);
+    let stated = |text: &str| rule(text, Algorithm::Gcra).stated();
+    let (wide, narrow) = (stated("1000/1h burst 1000"), stated("1000/1h burst 1"));
+    let now = 1_800_057_600 * SECOND;
+    assert!(ask(&store, &wide, 1, 1_000, now).unwrap().verdict.is_admit());
+    for turn in 1..20 {
+        let now = now + turn * SECOND / 100;
+        assert!(!ask(&store, &narrow, 1, 1, now).unwrap().verdict.is_admit(), "{turn}");
+        assert!(!ask(&store, &wide, 1, 900, now).unwrap().verdict.is_admit(), "{turn}");
+    }
+    assert!(ask(&store, &wide, 1, 900, now + 3_300 * SECOND).unwrap().verdict.is_admit());
+}

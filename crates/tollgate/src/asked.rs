@@ -43,7 +43,19 @@ pub struct Descriptor<'a> {
     /// As for a [`Check`].
     pub cost: Option<i64>,
     /// A rule instead of the policy's, for policies that let the asker choose.
-    pub rule: Option<&'a Rule>,
+    pub rule: Stated<'a>,
+}
+
+/// A quota that comes with a question.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stated<'a> {
+    /// None.
+    #[default]
+    Nothing,
+    /// This: see [`Rule::stated`].
+    Rule(&'a Rule),
+    /// Something that is no quota. A policy that lets the asker choose refuses it.
+    NoQuota,
 }
 
 /// A key under a quota that the asker chose, within the policy's.

@@ -50,7 +50,7 @@ impl Reason {
             Reason::Throttled | Reason::TooCostly => StatusCode::TOO_MANY_REQUESTS,
             Reason::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Reason::Blocked => StatusCode::FORBIDDEN,
-            Reason::NoSubject | Reason::BadCost | Reason::QuotaTooHigh => StatusCode::BAD_REQUEST,
+            Reason::NoSubject | Reason::BadCost | Reason::BadQuota => StatusCode::BAD_REQUEST,
             Reason::UnknownPolicy => StatusCode::NOT_FOUND,
         }
     }
@@ -62,7 +62,7 @@ impl Reason {
             Reason::Throttled | Reason::TooCostly => 8,
             Reason::Unavailable => 14,
             Reason::Blocked => 7,
-            Reason::NoSubject | Reason::BadCost | Reason::QuotaTooHigh => 3,
+            Reason::NoSubject | Reason::BadCost | Reason::BadQuota => 3,
             Reason::UnknownPolicy => 5,
         }
     }
@@ -73,7 +73,7 @@ impl Reason {
             Reason::Throttled | Reason::TooCostly => "Quota Exceeded",
             Reason::Unavailable => "Temporary Reduced Capacity",
             Reason::Blocked => "Forbidden",
-            Reason::NoSubject | Reason::BadCost | Reason::QuotaTooHigh => "Bad Request",
+            Reason::NoSubject | Reason::BadCost | Reason::BadQuota => "Bad Request",
             Reason::UnknownPolicy => "Not Found",
         }
     }
@@ -99,7 +99,7 @@ impl Reason {
             Reason::Blocked => "blocked",
             Reason::NoSubject => "no_subject",
             Reason::BadCost => "bad_cost",
-            Reason::QuotaTooHigh => "quota_too_high",
+            Reason::BadQuota => "bad_quota",
             Reason::UnknownPolicy => "unknown_policy",
         }
     }
@@ -183,7 +183,9 @@ impl Contract {
                 "The request does not say, once and clearly, on whose behalf it is made.".to_owned()
             }
             (Reason::BadCost, _) => "The cost header is not a whole number.".to_owned(),
-            (Reason::QuotaTooHigh, _) => "The quota that was asked for is above the policy's.".to_owned(),
+            (Reason::BadQuota, _) => {
+                "The quota that was asked for is none, or above the policy's.".to_owned()
+            }
             (Reason::UnknownPolicy, _) => "There is no policy of this name.".to_owned(),
             _ => String::new(),
         };

@@ -9,6 +9,9 @@ use tollgate_core::{Fingerprint, Outcome, Verdict};
 use crate::policies::Policies;
 use crate::policy::{Direction, Policy};
 
+/// What is taken, and what is given back.
+const MAX_PARTS: usize = 2 * tollgate_store::MAX_CHARGES;
+
 /// The most policies that may watch one request beside those that are enforced.
 pub const MAX_SHADOWS: usize = 8;
 
@@ -105,8 +108,8 @@ pub enum Reason {
     NoSubject,
     /// Its cost header is not a number: 400.
     BadCost,
-    /// The quota that the asker chose is above the policy's: 400.
-    QuotaTooHigh,
+    /// The quota that the asker chose is none, or above the policy's: 400.
+    BadQuota,
     /// No policy has the name that was asked for: 404.
     UnknownPolicy,
 }
@@ -122,7 +125,7 @@ impl Reason {
             Reason::Blocked => "blocked",
             Reason::NoSubject => "no_subject",
             Reason::BadCost => "bad_cost",
-            Reason::QuotaTooHigh => "quota_too_high",
+            Reason::BadQuota => "bad_quota",
             Reason::UnknownPolicy => "unknown_policy",
         }
     }
@@ -158,7 +161,7 @@ pub struct Ruling {
     pub fallback: Option<Direction>,
     pub(crate) policies: Arc<Policies>,
     pub(crate) scope: Option<u16>,
-    pub(crate) parts: ArrayVec<Part, { tollgate_store::MAX_CHARGES }>,
+    pub(crate) parts: ArrayVec<Part, MAX_PARTS>,
     pub(crate) shadows: ArrayVec<Part, MAX_SHADOWS>,
 }
 

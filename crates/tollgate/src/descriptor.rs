@@ -97,7 +97,8 @@ impl FromStr for Entry {
 /// `%2F`, `%25` for `/` and `%` in them, so that no two lists are one subject).
 pub(crate) fn subject<'e>(entries: &[(&str, &'e str)]) -> Cow<'e, str> {
     if let [(_, value)] = entries {
-        return Cow::Borrowed(value);
+        // An empty value is one too, and no value has this in it.
+        return Cow::Borrowed(if value.is_empty() { "\0" } else { value });
     }
     let escaped = entries.iter().map(|(_, value)| value.replace('%', "%25").replace('/', "%2F"));
     Cow::Owned(escaped.collect::<Vec<_>>().join("/"))

@@ -76,7 +76,7 @@ mod stacks;
 mod tables;
 mod token;
 
-pub use asked::{Asked, Check, Descriptor, MAX_ASKED, Throttle};
+pub use asked::{Asked, Check, Descriptor, MAX_ASKED, Stated, Throttle};
 pub use clock::Clock;
 pub use config::{Problem, Problems};
 pub use decision::{Decision, MAX_SHADOWS, Part, Reason, Refusal, Ruling, Standing};

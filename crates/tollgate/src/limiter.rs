@@ -272,7 +272,9 @@ impl<S: Store> Limiter<S> {
                     continue;
                 }
             };
-            places.give_back(&plan.back.demand, now, &mut ruling).await;
+            if places.give_back(&plan, now, &mut ruling).await.is_err() {
+                continue;
+            }
             if asked.len() > 1 {
                 plan.attribute(&mut ruling);
             }

@@ -13,7 +13,7 @@ use crate::decision::Ruling;
 use crate::placement::{Placement, shard};
 use crate::plan::Plan;
 use crate::policies::{Policies, parts, rule_on};
-use crate::policy::{Class, Direction};
+use crate::policy::{Class, Direction, Policy};
 use crate::ready::Ready;
 use crate::{Part, Reason};
 
@@ -269,32 +269,50 @@ impl<S: Store> Places<'_, S> {
         }
     }
 
-    /// Gives back what is to be given back, when the rest was admitted. What cannot be given back just now stays charged, and the
-    /// ruling says so.
-    pub(crate) async fn give_back(&self, demand: &Demand<'_>, now: u64, ruling: &mut Ruling) {
+    /// Gives back what is to be given back, when the rest was admitted by the store. What cannot be given back stays charged; when
+    /// nothing else was asked for, the ruling says so.
+    pub(crate) async fn give_back(
+        &self,
+        plan: &Plan<'_>,
+        now: u64,
+        ruling: &mut Ruling,
+    ) -> Result<(), Moved> {
+        let demand = &plan.back.demand;
         if demand.charges().is_empty() || !ruling.is_admit() {
-            return;
+            return Ok(());
         }
         let given = async {
             for charge in demand.charges() {
-                let place = self.place(charge);
-                let back = Demand::of(*charge).to(Intent::GiveBack { charged: Charge::LATELY });
-                let mut answer = self.ask(place, &back, now).await?;
-                if answer.outcomes().is_empty() {
-                    // Nothing is given back to a lease: it is told where it stands.
-                    answer = self.ask(place, &Demand::of(Charge { cost: 0, ..*charge }), now).await?;
-                }
+                let answer = self.give_back_one(charge, now).await?;
                 let part = parts(self.policies, std::slice::from_ref(charge), &answer).next();
-                if let Some(part) = part {
-                    let _room_for_as_many = ruling.parts.try_push(Part { given_back: true, ..part });
-                }
+                ruling.parts.extend(part.map(|part| Part { given_back: true, ..part }));
             }
             Ok::<_, Unanswered>(())
         };
-        let in_time = self.in_time(given).await;
-        if !matches!(in_time, Some(Ok(()))) {
-            (ruling.reason, ruling.scope) = (Reason::Unavailable, demand.charges().first().map(|c| c.policy));
+        // Nobody waits a second time for a store that has just not answered.
+        let in_time = if ruling.fallback.is_some() { None } else { self.in_time(given).await };
+        match in_time {
+            Some(Ok(())) => {}
+            Some(Err(Unanswered::Moved)) if plan.take.demand.charges().is_empty() => return Err(Moved),
+            _ if plan.take.demand.charges().is_empty() => {
+                (ruling.reason, ruling.scope) =
+                    (Reason::Unavailable, demand.charges().first().map(|c| c.policy));
+            }
+            _ => {}
         }
+        Ok(())
+    }
+
+    /// Of a key that is spread over several nobody knows which one was charged, and a lease holds what was: they are only told
+    /// where they stand.
+    async fn give_back_one(&self, charge: &Charge<'_>, now: u64) -> Result<Answer, Unanswered> {
+        let place = self.place(charge);
+        let spread = self.policies.get(charge.policy).map_or(1, Policy::spread);
+        if spread == 1 && place != Place::Leased {
+            let back = Demand::of(*charge).to(Intent::GiveBack { charged: Charge::LATELY });
+            return self.ask(place, &back, now).await;
+        }
+        self.ask(place, &Demand::of(Charge { cost: 0, ..*charge }), now).await
     }
 
     /// Adds what the watching policies would have decided, each alone. One that cannot be asked just now is not watched.
@@ -303,13 +321,15 @@ impl<S: Store> Places<'_, S> {
             return;
         }
         let watch = async {
-            for charge in &plan.shadows {
+            for (charge, back) in &plan.shadows {
                 let place = self.place(charge);
                 // While the store is out of reach nobody waits for those that only watch.
                 if place != Place::Here && ruling.fallback.is_some() {
                     continue;
                 }
-                if let Ok(answer) = self.ask(place, &Demand::of(*charge), now).await {
+                if *back {
+                    let _what_it_took = self.give_back_one(charge, now).await;
+                } else if let Ok(answer) = self.ask(place, &Demand::of(*charge), now).await {
                     ruling.shadows.extend(parts(self.policies, std::slice::from_ref(charge), &answer));
                 }
             }

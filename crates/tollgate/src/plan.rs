@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 use tollgate_core::{Charge, Rule};
 use tollgate_store::{Demand, MAX_CHARGES};
 
-use crate::asked::{Asked, Check, Descriptor, MAX_ASKED, Throttle, Units};
+use crate::asked::{Asked, Check, Descriptor, MAX_ASKED, Stated, Throttle, Units};
 use crate::decision::MAX_SHADOWS;
 use crate::matching::About;
 use crate::policies::Policies;
@@ -30,14 +30,20 @@ pub(crate) struct Plan<'p> {
     pub(crate) take: Debits<'p>,
     /// What is given back, when all that is taken was admitted.
     pub(crate) back: Debits<'p>,
-    /// What only watches.
-    pub(crate) shadows: ArrayVec<Charge<'p>, MAX_SHADOWS>,
+    /// What only watches: charges that are taken, and those that are given back.
+    pub(crate) shadows: ArrayVec<(Charge<'p>, bool), MAX_SHADOWS>,
     /// Which of the things asked is being read: its bit.
     asking: u16,
 }
 
 impl<'p> Debits<'p> {
+    /// Adds a charge. One key cannot be charged by two rules at once.
     fn push(&mut self, charge: Charge<'p>, asking: u16) -> bool {
+        let other =
+            |c: &Charge<'p>| (c.policy, c.key) == (charge.policy, charge.key) && c.rule != charge.rule;
+        if self.demand.charges().iter().any(other) {
+            return false;
+        }
         let Ok(place) = self.demand.push(charge) else { return false };
         match self.by.get_mut(place) {
             Some(by) => *by |= asking,
@@ -104,9 +110,11 @@ impl Policies {
             return Ok(());
         };
         for (ready, _) in self.iter().filter_map(fits).filter(|(_, rank)| *rank == best) {
-            let reading = match rule.filter(|_| ready.policy.client_quota) {
-                Some(rule) => ready.chosen(ready.read_descriptor(entries), rule)?,
-                None => ready.read_descriptor(entries),
+            let reading = match rule {
+                _ if !ready.policy.client_quota => ready.read_descriptor(entries),
+                Stated::Nothing => ready.read_descriptor(entries),
+                Stated::Rule(rule) => ready.chosen(ready.read_descriptor(entries), rule)?,
+                Stated::NoQuota => return Err((Reason::BadQuota, Some(ready.index))),
             };
             plan.add(ready, reading, Ok(ready.units(cost)))?;
         }
@@ -132,7 +140,7 @@ impl Ready {
     fn chosen<'p>(&self, reading: Reading<'p>, rule: &'p Rule) -> Result<Reading<'p>, Early> {
         let Reading::Key { key, rule: usual } = reading else { return Ok(reading) };
         if !rule.is_within(usual) {
-            return Err((Reason::QuotaTooHigh, Some(self.index)));
+            return Err((Reason::BadQuota, Some(self.index)));
         }
         Ok(Reading::Key { key, rule })
     }
@@ -162,8 +170,8 @@ impl<'p> Plan<'p> {
         };
         let charge = Charge { policy: ready.index, key: ready.policy.spread_key(key), rule, cost };
         if shadow {
-            // One that finds no room only fails to watch; what is given back was not taken by it.
-            let _unwatched = if back { Ok(()) } else { self.shadows.try_push(charge) };
+            // One that finds no room only fails to watch.
+            let _unwatched = self.shadows.try_push((charge, back));
             return Ok(());
         }
         let debits = if back { &mut self.back } else { &mut self.take };

@@ -11,7 +11,13 @@ use crate::store::{StoreSettings, StoreUrl};
 /// The promise, over all instances.
 pub(super) fn promise(policy: &Policy, store: &StoreSettings) -> String {
     let n = store.instances;
-    let bound = policy.rule.bound();
+    let bound = match policy.client_quota {
+        true => {
+            "what is stated for a key, while the same is stated; stated otherwise, the key's one time stays"
+                .to_owned()
+        }
+        false => policy.rule.bound().to_string(),
+    };
     let fleet = match policy.placement {
         Placement::Local => "for each subject, in each instance: N instances admit up to N times this".to_owned(),
         Placement::Divided => format!(

@@ -1,7 +1,7 @@
 //! envoyproxy/ratelimit's YAML: a domain, and a tree of descriptors with limits.
 
-use saphyr::{LoadableYamlNode, MarkedYaml, Scalar, YamlData};
-use tollgate::{Entry, MAX_ENTRIES, Quota, Value};
+use saphyr::{MarkedYaml, Scalar, YamlData};
+use tollgate::{Algorithm, Entry, MAX_ENTRIES, Quota, Rule, Value};
 
 use crate::import::tree::{Limit, Node, Path, dead_ends};
 use crate::import::{Imported, listed, quoted};
@@ -13,8 +13,7 @@ pub(super) type Wrong = (usize, String);
 
 /// Translates a file.
 pub(super) fn import(text: &str) -> Result<Imported, Wrong> {
-    let documents =
-        Yaml::load_from_str(text).map_err(|error| (error.marker().line(), format!("no YAML: {error}")))?;
+    let documents = load(text).map_err(|error| (error.marker().line(), format!("no YAML: {error}")))?;
     let mut to = Imported::default();
     for document in &documents {
         let Some(domain) = field(document, "domain").and_then(scalar) else {
@@ -36,6 +35,14 @@ pub(super) fn import(text: &str) -> Result<Imported, Wrong> {
         }
     }
     Ok(to)
+}
+
+/// Loads a file with its scalars as they stand there: `007` is no 7.
+fn load(text: &str) -> Result<Vec<Yaml<'_>>, saphyr::ScanError> {
+    let mut loader = saphyr::YamlLoader::<Yaml<'_>>::default();
+    loader.early_parse(false);
+    saphyr_parser::Parser::new_from_str(text).load(&mut loader, true)?;
+    Ok(loader.into_documents())
 }
 
 fn refs(path: &Path) -> Vec<(&Entry, bool)> {
@@ -64,7 +71,8 @@ fn scalar(node: &Yaml<'_>) -> Option<String> {
 }
 
 fn is_true(node: &Yaml<'_>, name: &str) -> bool {
-    field(node, name).and_then(scalar).as_deref() == Some("true")
+    let text = field(node, name).and_then(scalar).unwrap_or_default().to_ascii_lowercase();
+    ["true", "yes", "on", "y"].contains(&text.as_str())
 }
 
 /// Notes keys that nothing is made of.
@@ -85,7 +93,33 @@ fn read_all(list: &Yaml<'_>, depth: usize, to: &mut Imported) -> Result<Vec<Node
     if depth > MAX_ENTRIES {
         return Err((line(list), format!("deeper than {MAX_ENTRIES} entries")));
     }
-    items.iter().map(|item| read(item, depth, to)).collect()
+    let mut nodes: Vec<Node> = Vec::new();
+    for item in items {
+        let node = read(item, depth, to)?;
+        // The first wildcard that fits was taken there, the longest is here.
+        let hides = |earlier: &&Node| {
+            earlier.entry != node.entry && earlier.entry.key == node.entry.key && hides(earlier, &node)
+        };
+        match nodes.iter().find(hides) {
+            Some(earlier) => {
+                let (wide, narrow) = (earlier.entry.to_string(), node.entry.to_string());
+                to.note(
+                    node.line,
+                    format!("`{narrow}` is left out: `{wide}` stands before it and was taken first"),
+                );
+            }
+            None => nodes.push(node),
+        }
+    }
+    Ok(nodes)
+}
+
+/// Whether an earlier wildcard was taken for all that a later one fits.
+fn hides(earlier: &Node, later: &Node) -> bool {
+    match (&earlier.entry.value, &later.entry.value) {
+        (Value::Prefix(wide), Value::Prefix(narrow)) => narrow.starts_with(wide.as_str()),
+        _ => false,
+    }
 }
 
 fn read(node: &Yaml<'_>, depth: usize, to: &mut Imported) -> Result<Node, Wrong> {
@@ -159,7 +193,11 @@ fn read_limit(node: &Yaml<'_>, to: &mut Imported) -> Result<Option<Limit>, Wrong
         return Ok(Some(Limit::Nothing));
     }
     let quota = format!("{requests}/{window}");
-    quota.parse::<Quota>().map_err(|error| (line(node), format!("{quota}: {error}")))?;
+    let rule = quota.parse::<Quota>().ok().map(|quota| Rule::new(quota, Algorithm::FixedWindow));
+    if !matches!(rule, Some(Ok(_))) {
+        to.note(line(node), format!("{quota} is more than can be counted: nothing is limited"));
+        return Ok(Some(Limit::Unlimited));
+    }
     Ok(Some(Limit::Quota(quota)))
 }
 
@@ -214,11 +252,13 @@ fn subject(path: &[(&Entry, bool)], line: usize, to: &mut Imported) -> Option<St
     let open = path.iter().filter(|(entry, shared)| !shared && !matches!(entry.value, Value::Exact(_)));
     match open.collect::<Vec<_>>().as_slice() {
         [] => Some("const:all".to_owned()),
-        [(entry, _)] => Some(format!("descriptor:{}", entry.key)),
+        [(entry, _)] if path.iter().filter(|(other, _)| other.key == entry.key).count() == 1 => {
+            Some(format!("descriptor:{}", entry.key))
+        }
         _ => {
             to.note(
                 line,
-                "`share_threshold` is left out: beside several open values each value counts by itself",
+                "`share_threshold` is left out: beside other open values each value counts by itself",
             );
             None
         }

@@ -6,8 +6,11 @@ use crate::import::nginx_text::{Directive, parse};
 use crate::import::nginx_zone::{Variables, Zone, subject, zone};
 use crate::import::{Imported, listed, quoted};
 
+/// The pattern of `location /`.
+const EVERYWHERE: &str = "/**";
+
 /// A `limit_req`, where it is in force.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Limit {
     line: usize,
     zone: String,
@@ -15,6 +18,14 @@ struct Limit {
     /// How much of the burst is let through at once.
     at_once: u64,
 }
+
+impl PartialEq for Limit {
+    fn eq(&self, other: &Limit) -> bool {
+        (&self.zone, self.burst, self.at_once) == (&other.zone, other.burst, other.at_once)
+    }
+}
+
+impl Eq for Limit {}
 
 /// A zone as it is used: by which limit, watching only, and by which hosts on which paths.
 struct Use {
@@ -25,13 +36,29 @@ struct Use {
     paths: Vec<String>,
 }
 
+impl Use {
+    /// Whether it is about requests for a place where nginx has other limits: policies that fit all count.
+    fn is_beyond(&self, scope: &Scope) -> bool {
+        let hosts = self.hosts.is_empty() || self.hosts.iter().any(|host| scope.hosts.contains(host));
+        let below = |pattern: &String| {
+            let prefix = pattern.strip_suffix("**").filter(|prefix| prefix.starts_with('/'));
+            prefix.is_some_and(|prefix| scope.path.as_ref().is_some_and(|path| path.starts_with(prefix)))
+        };
+        let paths = self.paths.is_empty() || self.paths.iter().any(below);
+        let here = scope.limits.contains(&self.limit) && scope.dry_run == self.dry_run;
+        hosts && paths && !here
+    }
+}
+
 /// What is in force where nothing else is said.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq)]
 struct Scope {
     limits: Vec<Limit>,
     dry_run: bool,
     hosts: Vec<String>,
     path: Option<String>,
+    /// Whether it is that of a location that is about to be read.
+    is_new: bool,
 }
 
 #[derive(Default)]
@@ -40,6 +67,8 @@ struct File {
     order: Vec<String>,
     variables: Variables,
     uses: Vec<Use>,
+    /// Every server and location, with what is in force there.
+    scopes: Vec<Scope>,
 }
 
 /// Translates a file.
@@ -106,10 +135,11 @@ fn pairs(block: &[Directive]) -> Vec<(String, String)> {
 
 /// Reads where limits are in force. A level that has limits of its own does not inherit any.
 fn scan(directives: &[Directive], outer: &Scope, file: &mut File, to: &mut Imported) {
-    let mut scope = outer.clone();
+    let mut scope = Scope { is_new: false, ..outer.clone() };
     let named = |name: &'static str| directives.iter().filter(move |directive| directive.name() == name);
-    if let Some(names) = named("server_name").next() {
-        scope.hosts = hosts(names, to);
+    let names: Vec<&Directive> = named("server_name").collect();
+    if !names.is_empty() {
+        scope.hosts = hosts(&names, to);
     }
     let own: Vec<Limit> = named("limit_req").filter_map(|directive| limit(directive, to)).collect();
     let has_own = !own.is_empty();
@@ -120,15 +150,27 @@ fn scan(directives: &[Directive], outer: &Scope, file: &mut File, to: &mut Impor
         scope.dry_run = dry_run.arguments() == ["on"];
     }
     remarks(directives, to);
-    let is_server = named("server_name").next().is_some() || named("listen").next().is_some();
-    if (has_own || is_server) && !(scope.limits.is_empty()) {
+    let is_server = !names.is_empty() || named("listen").next().is_some();
+    let changed = has_own || scope.dry_run != outer.dry_run;
+    if (changed || is_server) && !scope.limits.is_empty() {
         place(&scope, file);
     }
-    for directive in directives.iter().filter(|directive| !directive.block.is_empty()) {
+    // What a server says by itself is for what no location is about.
+    let everywhere = named("location").any(|location| location.arguments() == ["/"]);
+    if (is_server && !everywhere) || outer.is_new {
+        file.scopes.push(scope.clone());
+    }
+    let blocks = directives.iter().filter(|d| !d.block.is_empty() || d.name() == "location");
+    for directive in blocks {
         match directive.name() {
             "http" | "server" => scan(&directive.block, &scope, file, to),
             "location" => match path(directive.arguments()) {
-                Ok(path) => scan(&directive.block, &Scope { path, ..scope.clone() }, file, to),
+                Ok(path) => scan(
+                    &directive.block,
+                    &Scope { path: Some(path), is_new: true, ..scope.clone() },
+                    file,
+                    to,
+                ),
                 Err(why) => {
                     let own = directive.block.iter().any(|inner| inner.name().starts_with("limit_req"));
                     if own {
@@ -188,9 +230,9 @@ fn limit(directive: &Directive, to: &mut Imported) -> Option<Limit> {
     Some(limit)
 }
 
-fn hosts(directive: &Directive, to: &mut Imported) -> Vec<String> {
+fn hosts(directives: &[&Directive], to: &mut Imported) -> Vec<String> {
     let mut hosts = Vec::new();
-    for name in directive.arguments() {
+    for (directive, name) in directives.iter().flat_map(|d| d.arguments().iter().map(move |name| (d, name))) {
         match name.as_str() {
             "_" | "" => return Vec::new(),
             name if name.starts_with('~') || name.ends_with(".*") => {
@@ -211,23 +253,23 @@ fn hosts(directive: &Directive, to: &mut Imported) -> Vec<String> {
     hosts
 }
 
-/// The pattern of a location's paths; none for all of them.
-fn path(arguments: &[String]) -> Result<Option<String>, &'static str> {
+/// The pattern of a location's paths.
+fn path(arguments: &[String]) -> Result<String, &'static str> {
     match arguments {
-        [modifier, path] if modifier == "=" => Ok(Some(path.clone())),
+        [modifier, path] if modifier == "=" => Ok(path.clone()),
         [modifier, path] if modifier == "^~" => prefix(path),
-        [modifier, regex] if modifier.starts_with('~') => ending(regex).map(Some),
+        [modifier, regex] if modifier == "~" => ending(regex),
+        [modifier, _] if modifier == "~*" => Err("a pattern tells upper from lower case"),
         [name] if name.starts_with('@') => Err("a named location has no path"),
         [path] => prefix(path),
         _ => Err("not understood"),
     }
 }
 
-fn prefix(path: &str) -> Result<Option<String>, &'static str> {
+fn prefix(path: &str) -> Result<String, &'static str> {
     match path {
-        "/" => Ok(None),
         path if path.contains('*') => Err("a path with `*`"),
-        path if path.starts_with('/') => Ok(Some(format!("{path}**"))),
+        path if path.starts_with('/') => Ok(format!("{path}**")),
         _ => Err("no path"),
     }
 }
@@ -243,19 +285,17 @@ fn ending(regex: &str) -> Result<String, &'static str> {
 fn place(scope: &Scope, file: &mut File) {
     for limit in &scope.limits {
         let same = |used: &&mut Use| {
-            let (a, b) = (&used.limit, limit);
-            (&a.zone, a.burst, a.at_once) == (&b.zone, b.burst, b.at_once)
-                && used.dry_run == scope.dry_run
-                && used.hosts == scope.hosts
+            used.limit == *limit && used.dry_run == scope.dry_run && used.hosts == scope.hosts
         };
-        match (file.uses.iter_mut().find(same), &scope.path) {
+        let path = scope.path.as_ref().filter(|path| *path != EVERYWHERE);
+        match (file.uses.iter_mut().find(same), path) {
             (Some(used), Some(path)) if !used.paths.is_empty() => used.paths.push(path.clone()),
             (Some(used), _) => used.paths.clear(),
             (None, path) => file.uses.push(Use {
                 limit: limit.clone(),
                 dry_run: scope.dry_run,
                 hosts: scope.hosts.clone(),
-                paths: path.iter().cloned().collect(),
+                paths: path.into_iter().cloned().collect(),
             }),
         }
     }
@@ -277,16 +317,11 @@ fn write(name: &str, zone: &Zone, uses: &[Use], file: &File, to: &mut Imported) 
         );
     }
     for used in uses {
-        let wide =
-            |other: &&Use| other.paths.is_empty() && !used.paths.is_empty() && other.hosts == used.hosts;
-        let both = uses.iter().chain(&file.uses).find(wide);
-        if let Some(other) = both {
+        for scope in file.scopes.iter().filter(|scope| used.is_beyond(scope)) {
+            let place = format!("{}{}", scope.hosts.join(" "), scope.path.as_deref().unwrap_or_default());
             to.note(
-                other.limit.line,
-                format!(
-                    "counts requests for {} too, which nginx would count only there",
-                    used.paths.join(", ")
-                ),
+                used.limit.line,
+                format!("zone `{name}` counts requests for {place} too, where nginx does not"),
             );
         }
         let mut keys = Vec::new();

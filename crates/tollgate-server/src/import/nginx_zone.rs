@@ -1,7 +1,9 @@
 //! nginx's `limit_req_zone`: how much, and of whom.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
+use ipnet::IpNet;
 use tollgate::Quota;
 
 use crate::import::Imported;
@@ -98,13 +100,27 @@ fn mapped(key: &str, variables: &Variables, line: usize, to: &mut Imported) -> O
     };
     let default = networks.iter().find(|(network, _)| network == "default").map_or("", |(_, value)| value);
     let usual = becomes(default);
-    let mut allowed = Vec::new();
+    if values.iter().any(|(from, _)| from.starts_with('~')) {
+        return None;
+    }
+    let (mut allowed, mut counted): (Vec<String>, Vec<IpNet>) = (Vec::new(), Vec::new());
+    let read = |network: &str| {
+        network.parse::<IpNet>().ok().or_else(|| network.parse().ok().map(|address: IpAddr| address.into()))
+    };
     for (network, value) in networks.iter().filter(|(network, _)| network != "default") {
         match becomes(value) {
             "" => allowed.push(network.clone()),
-            same if same == usual => {}
+            same if same == usual => counted.push(read(network)?),
             _ => return None,
         }
+    }
+    // `geo` takes the longest prefix, a list of those who are allowed takes any.
+    let inside = |network: &String| {
+        let outer = read(network);
+        counted.iter().any(|inner| outer.is_none_or(|outer| outer.contains(inner)))
+    };
+    if allowed.iter().any(inside) {
+        return None;
     }
     if usual.is_empty() || variables.maps.contains_key(usual) {
         return None;

@@ -11,6 +11,9 @@ use crate::resp::wire::{Replies, Words};
 /// The most checks of one `TOLLGATE.ALL`.
 const MAX_CHECKS: usize = tollgate::MAX_CHARGES;
 
+/// The wrong passwords that one connection may try.
+const MAX_FAILURES: u32 = 3;
+
 /// What a connection has agreed on.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -18,6 +21,7 @@ pub(super) struct Session {
     pub(super) three: bool,
     known: bool,
     name: Vec<u8>,
+    failures: u32,
 }
 
 /// What a command comes to.
@@ -43,10 +47,13 @@ pub(super) enum Question<'w> {
 
 impl Session {
     pub(super) fn new(app: &App) -> Self {
-        Session { three: false, known: app.settings.resp_password.is_none(), name: Vec::new() }
+        Session { three: false, known: app.settings.resp_password.is_none(), name: Vec::new(), failures: 0 }
     }
 
     pub(super) fn read<'w>(&mut self, app: &App, words: &'w Words) -> Command<'w> {
+        if self.failures >= MAX_FAILURES {
+            return Command::Quit;
+        }
         let name = words.get(0).unwrap_or_default();
         let is = |wanted: &str| name.eq_ignore_ascii_case(wanted.as_bytes());
         let reply = if is("HELLO") {
@@ -86,6 +93,7 @@ impl Session {
             match (words.get(at + 1), words.get(at + 2)) {
                 (Some(user), Some(password)) if option.eq_ignore_ascii_case(b"AUTH") => {
                     if let Err(error) = may(app, user, password) {
+                        self.failures += 1;
                         return error;
                     }
                     (known, at) = (true, at + 3);
@@ -119,7 +127,10 @@ impl Session {
                 self.known = true;
                 Reply::Simple("OK")
             }
-            Err(error) => error,
+            Err(error) => {
+                self.failures += 1;
+                error
+            }
         }
     }
 
@@ -133,7 +144,7 @@ impl Session {
             (b"SELECT", b"0", 2) => Reply::Simple("OK"),
             (b"SELECT", ..) => Reply::Error("ERR", "there is one database, 0".to_owned()),
             (b"RESET", _, 1) => {
-                *self = Session::new(app);
+                *self = Session { failures: self.failures, ..Session::new(app) };
                 Reply::Simple("RESET")
             }
             (b"CLIENT", b"SETNAME", 3) => {
@@ -194,7 +205,11 @@ fn throttle<'w>(words: &'w Words) -> Result<Question<'w>, String> {
     let quantity = if words.len() == 6 { number(5, "quantity", 0)? } else { 1 };
     let quota =
         Quota::new(count, period.saturating_mul(SECOND), burst, 0).map_err(|error| error.to_string())?;
-    Ok(Question::Throttle { key: words.get(1).unwrap_or_default(), rule: Rule::gcra(quota), cost: quantity })
+    Ok(Question::Throttle {
+        key: words.get(1).unwrap_or_default(),
+        rule: Rule::gcra(quota).stated(),
+        cost: quantity,
+    })
 }
 
 /// `TOLLGATE policy subject [cost]`.

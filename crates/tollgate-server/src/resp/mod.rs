@@ -54,8 +54,11 @@ impl Protocol for Resp {
                 // An idle client keeps nothing here, and may take its time.
                 (buffer, replies.out) = (BytesMut::new(), Vec::new());
                 tokio::select! {
-                    ready = stream.readable() => ready?,
+                    begun = begin(&mut stream, &mut buffer) => if !begun? { return Ok(()) },
                     () = stop.told() => return Ok(()),
+                }
+                if wire::is_decided(&buffer) {
+                    continue;
                 }
             }
             if !timeout(app.settings.limits.head_timeout, command(&mut stream, &mut buffer)).await?? {
@@ -75,6 +78,19 @@ pub async fn converse(app: &App, sent: &[u8]) -> Vec<u8> {
         said.append(&mut replies.out);
         if !more {
             return said;
+        }
+    }
+}
+
+/// Waits for the first bytes of a command, with no room held for them. `false` when the client has ended.
+async fn begin(stream: &mut TcpStream, buffer: &mut BytesMut) -> io::Result<bool> {
+    loop {
+        stream.readable().await?;
+        buffer.reserve(FIRST_BYTES);
+        match stream.try_read_buf(buffer) {
+            Ok(read) => return Ok(read > 0),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => *buffer = BytesMut::new(),
+            Err(error) => return Err(error),
         }
     }
 }

@@ -153,7 +153,7 @@ fn is_no_verdict(ruling: &Ruling, to: &mut Replies) -> bool {
             ("NOPOLICY", "there is no such policy; CL.THROTTLE needs one about this command".into())
         }
         Reason::NoSubject => ("NOSUBJECT", format!("policy `{name}` needs a subject, of at most 4096 bytes")),
-        Reason::QuotaTooHigh => {
+        Reason::BadQuota => {
             let most = ruling.scope().map_or_else(String::new, |policy| policy.rule.quota().to_string());
             ("ERR", format!("policy `{name}` lets clients choose up to {most}"))
         }

@@ -22,10 +22,8 @@ pub(super) fn answer(
     said: &Said<'_>,
     ruling: &Ruling,
 ) -> Result<RateLimitResponse, Status> {
-    match ruling.reason {
-        Reason::UnknownPolicy => return Err(Status::not_found("there is no policy of this name")),
-        Reason::QuotaTooHigh => return Err(Status::invalid_argument("limit: above the policy's quota")),
-        _ => {}
+    if ruling.reason == Reason::UnknownPolicy {
+        return Err(Status::not_found("there is no policy of this name"));
     }
     let mut headers = HeaderMap::new();
     contract.write(ruling, &mut headers);

@@ -39,8 +39,8 @@ const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rls.descrip
 /// The full name of the service.
 pub const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 
-/// The largest message, in bytes.
-pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
+/// The largest message, in bytes: descriptors may each have a request's largest header in them.
+pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// A service beside the one that this door is for.
 type Beside = Box<dyn Fn(Request<tonic::body::Body>) -> BoxFuture<Response<tonic::body::Body>> + Send + Sync>;
@@ -143,7 +143,8 @@ impl Handler for Rls {
 /// # Errors
 /// A status when what is asked makes no sense, or names a policy that there is not.
 pub async fn should_rate_limit(app: &App, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
-    let said = read::Said::read(request).map_err(Status::invalid_argument)?;
+    let entries = read::entries(request);
+    let said = read::Said::read(request, &entries).map_err(Status::invalid_argument)?;
     let requests = said.requests();
     let ruling = app.decide(Door::Rls, &said.asked(&requests)).await;
     answer::answer(&app.settings.contract, &said, &ruling)

@@ -1,12 +1,14 @@
 //! What Envoy asks, read: its domain says whether descriptors name policies, describe requests, or are matched by policies.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::ops::Range;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate::{Asked, Check, Descriptor, MAX_ASKED, MAX_ENTRIES, Quota, Request, Rule, SECOND};
+use tollgate::{Asked, Check, Descriptor, MAX_ASKED, MAX_ENTRIES, Quota, Request, Rule, SECOND, Stated};
 
 use crate::rls::protocol::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use crate::rls::protocol::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use crate::rls::protocol::envoy::service::ratelimit::v3::RateLimitRequest;
 use crate::rls::protocol::envoy::r#type::v3::RateLimitUnit;
 
@@ -40,11 +42,19 @@ pub(super) struct Described<'r> {
 pub(super) struct Listed<'r> {
     entries: Vec<(&'r str, &'r str)>,
     cost: Option<i64>,
-    rule: Option<Rule>,
+    rule: Option<Result<Rule, ()>>,
+}
+
+/// Keys and values of each descriptor, as text.
+pub(super) type Entries<'r> = Vec<Vec<(Cow<'r, str>, Cow<'r, str>)>>;
+
+/// What is no text becomes one, so that nobody is let through for it; such values share a count.
+pub(super) fn entries(request: &RateLimitRequest) -> Entries<'_> {
+    request.descriptors.iter().map(|descriptor| descriptor.entries.iter().map(texts).collect()).collect()
 }
 
 impl<'r> Said<'r> {
-    pub(super) fn read(request: &'r RateLimitRequest) -> Result<Self, String> {
+    pub(super) fn read(request: &'r RateLimitRequest, entries: &'r Entries<'_>) -> Result<Self, String> {
         let RateLimitRequest { domain, descriptors, hits_addend } = request;
         if domain.is_empty() || descriptors.is_empty() {
             return Err("a domain and at least one descriptor are needed".to_owned());
@@ -56,23 +66,23 @@ impl<'r> Said<'r> {
             if !(1..=MAX_ENTRIES).contains(&descriptor.entries.len()) {
                 return Err(format!("descriptors[{n}]: expected 1 to {MAX_ENTRIES} entries"));
             }
-            if descriptor.entries.iter().any(|entry| entry.key.is_empty()) {
+            if entries.get(n).is_some_and(|entries| entries.iter().any(|(key, _)| key.is_empty())) {
                 return Err(format!("descriptors[{n}]: an entry has no key"));
             }
         }
         let costs = descriptors.iter().map(|descriptor| cost(descriptor, *hits_addend));
         match domain.as_str() {
-            BY_NAME => by_name(descriptors, costs),
+            BY_NAME => by_name(entries, costs),
             BY_REQUEST => {
-                let all = descriptors.iter().zip(costs).map(|(d, cost)| Described::read(d, cost));
+                let all = entries.iter().zip(costs).map(|(entries, cost)| Described::read(entries, cost));
                 all.collect::<Result<_, _>>().map(Said::Requests)
             }
             _ => {
-                let all = descriptors.iter().zip(costs).map(|(descriptor, cost)| {
-                    let entries = descriptor.entries.iter().map(|e| (e.key.as_str(), e.value.as_str()));
-                    Ok(Listed { entries: entries.collect(), cost, rule: rule(descriptor)? })
+                let all = descriptors.iter().zip(entries).zip(costs).map(|((descriptor, entries), cost)| {
+                    let entries = entries.iter().map(|(key, value)| (key.as_ref(), value.as_ref()));
+                    Listed { entries: entries.collect(), cost, rule: rule(descriptor) }
                 });
-                all.collect::<Result<_, String>>().map(|listed| Said::Descriptors(domain, listed))
+                Ok(Said::Descriptors(domain, all.collect()))
             }
         }
     }
@@ -96,7 +106,11 @@ impl<'r> Said<'r> {
                     domain,
                     entries: &listed.entries,
                     cost: listed.cost,
-                    rule: listed.rule.as_ref(),
+                    rule: match &listed.rule {
+                        None => Stated::Nothing,
+                        Some(Ok(rule)) => Stated::Rule(rule),
+                        Some(Err(())) => Stated::NoQuota,
+                    },
                 };
                 listed.iter().map(|listed| Asked::Descriptor(descriptor(listed))).collect()
             }
@@ -121,6 +135,10 @@ impl<'r> Said<'r> {
     }
 }
 
+fn texts(entry: &Entry) -> (Cow<'_, str>, Cow<'_, str>) {
+    (String::from_utf8_lossy(&entry.key), String::from_utf8_lossy(&entry.value))
+}
+
 /// Units, if any are stated: the descriptor's, 0 included, else the request's, where 0 says nothing.
 fn cost(descriptor: &RateLimitDescriptor, hits: u32) -> Option<i64> {
     let own = descriptor.hits_addend.as_ref().copied().map(|hits| i64::try_from(hits).unwrap_or(i64::MAX));
@@ -129,14 +147,13 @@ fn cost(descriptor: &RateLimitDescriptor, hits: u32) -> Option<i64> {
 }
 
 fn by_name<'r>(
-    descriptors: &'r [RateLimitDescriptor],
+    descriptors: &'r Entries<'_>,
     costs: impl Iterator<Item = Option<i64>>,
 ) -> Result<Said<'r>, String> {
     let (mut checks, mut each) = (Vec::new(), Vec::new());
-    for (descriptor, cost) in descriptors.iter().zip(costs) {
+    for (entries, cost) in descriptors.iter().zip(costs) {
         let first = checks.len();
-        let entries = descriptor.entries.iter();
-        checks.extend(entries.map(|entry| Check { policy: &entry.key, subject: &entry.value, cost }));
+        checks.extend(entries.iter().map(|(policy, subject)| Check { policy, subject, cost }));
         each.push(first..checks.len());
     }
     if checks.len() > MAX_ASKED {
@@ -145,12 +162,12 @@ fn by_name<'r>(
     Ok(Said::Checks(checks, each))
 }
 
-/// The rule of a descriptor that brings its own limit.
-fn rule(descriptor: &RateLimitDescriptor) -> Result<Option<Rule>, String> {
-    let Some(limit) = &descriptor.limit else { return Ok(None) };
+/// The rule of a descriptor that brings its own limit; an error when that is none.
+fn rule(descriptor: &RateLimitDescriptor) -> Option<Result<Rule, ()>> {
     const DAY: u64 = 86_400 * SECOND;
+    let limit = descriptor.limit.as_ref()?;
     let window = match limit.unit() {
-        RateLimitUnit::Unknown => return Err("limit: the unit is missing".to_owned()),
+        RateLimitUnit::Unknown => return Some(Err(())),
         RateLimitUnit::Second => SECOND,
         RateLimitUnit::Minute => 60 * SECOND,
         RateLimitUnit::Hour => 3_600 * SECOND,
@@ -159,12 +176,11 @@ fn rule(descriptor: &RateLimitDescriptor) -> Result<Option<Rule>, String> {
         RateLimitUnit::Year => 365 * DAY,
     };
     let most = u64::from(limit.requests_per_unit);
-    let quota = Quota::new(most, window, most, 0).map_err(|error| format!("limit: {error}"))?;
-    Ok(Some(Rule::gcra(quota)))
+    Some(Quota::new(most, window, most, 0).map(|quota| Rule::gcra(quota).stated()).map_err(drop))
 }
 
 impl<'r> Described<'r> {
-    fn read(descriptor: &'r RateLimitDescriptor, cost: Option<i64>) -> Result<Self, String> {
+    fn read(entries: &'r [(Cow<'_, str>, Cow<'_, str>)], cost: Option<i64>) -> Result<Self, String> {
         if cost.is_some_and(|cost| cost != 0) {
             return Err(
                 "a request costs what its policies say; only 0 hits, to look, may be given".to_owned()
@@ -178,8 +194,8 @@ impl<'r> Described<'r> {
             address: None,
             look: cost == Some(0),
         };
-        for entry in &descriptor.entries {
-            let (key, value) = (entry.key.as_str(), entry.value.as_str());
+        for (key, value) in entries {
+            let (key, value) = (key.as_ref(), value.as_ref());
             match key {
                 "method" => described.method = value,
                 "host" => described.host = value,

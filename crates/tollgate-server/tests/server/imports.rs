@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tollgate::{Asked, Clock, Descriptor, Limiter, PolicySet, SECOND, Salt};
+use tollgate::{Asked, Clock, Descriptor, Limiter, PolicySet, SECOND, Salt, Stated};
 
 use crate::rig::{Folder, Nginx, Server, get, mirror, tollgate};
 
@@ -27,7 +27,7 @@ fn limiter(text: &str) -> (Limiter, Clock) {
 /// How many of so many equal descriptors are admitted at once.
 fn admitted(limiter: &Limiter, domain: &str, entries: &[(&str, &str)], asked: usize) -> usize {
     let ask = || {
-        let descriptor = Descriptor { domain, entries, cost: None, rule: None };
+        let descriptor = Descriptor { domain, entries, cost: None, rule: Stated::Nothing };
         pollster(limiter.decide_all(&[Asked::Descriptor(descriptor)])).is_admit()
     };
     (0..asked).filter(|_| ask()).count()
@@ -118,8 +118,9 @@ fn zones_become_policies_and_what_has_no_counterpart_is_listed() {
             "limit_req_log_level is left out",
             "limit_conn is left out",
             "limit_conn_zone is left out",
-            "location ~* ^/(a|b)/: a regular expression is no pattern",
-            "counts requests for /login too",
+            "location ~ ^/(a|b)/: a regular expression is no pattern",
+            "zone `pages` counts requests for example.com www.example.com/login too",
+            "zone `pages` counts requests for example.com www.example.com**.zip too",
             "cut to their /64",
         ],
     );
@@ -143,11 +144,6 @@ fn what_is_no_such_configuration_is_an_error_with_its_line() {
             "w:4: expected `requests_per_unit`",
         ),
         (
-            "envoy",
-            "domain: d\ndescriptors:\n  - key: x\n    rate_limit: { unit: second, requests_per_unit: 9000000000 }\n",
-            "9000000000/1s",
-        ),
-        (
             "nginx",
             "http {\n  limit_req_zone $binary_remote_addr zone=a rate=1r/s;\n}",
             "w:2: limit_req_zone: expected zone",
@@ -163,6 +159,49 @@ fn what_is_no_such_configuration_is_an_error_with_its_line() {
     }
     let missing = tollgate().args(["import", "envoy", "/nowhere"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(2));
+}
+
+#[test]
+fn what_would_be_limited_otherwise_or_not_at_all_is_listed_too() {
+    let folder = Folder::new();
+    let zone =
+        "limit_req_zone $binary_remote_addr zone=a:1m rate=1r/s; limit_req_zone $key zone=b:1m rate=1r/s;\n";
+    for (text, policies, notes) in [
+        ("server { server_name a.x; server_name b.x; limit_req zone=a; }", "host = [\"a.x\", \"b.x\"]", ""),
+        ("server { listen 1; location ~* \\.php$ { limit_req zone=a; } }", "", "tells upper from lower case"),
+        (
+            "geo $g { default 1; 10.0.0.0/8 0; 10.1.0.0/16 1; } map $g $key { 0 \"\"; 1 $binary_remote_addr; }\n\
+             server { listen 1; limit_req zone=b; }",
+            "",
+            "zone `b` counts by $key, which no subject is",
+        ),
+        (
+            "limit_req zone=a burst=5; server { server_name api.x; limit_req zone=a burst=9; }",
+            "burst 1 queue 9",
+            "zone `a` counts requests for api.x too",
+        ),
+        (
+            "server { server_name s.x; location / { limit_req zone=a; } location /static/ { } }",
+            "host = \"s.x\"",
+            "counts requests for s.x/static/** too",
+        ),
+        (
+            "server { server_name s.x; limit_req zone=a; location /x { limit_req_dry_run on; } }",
+            "path = \"/x**\" }\nsubject = \"address\"\nquota = \"1/1s burst 1\"\nkeys = 16384\nshadow = true",
+            "counts requests for s.x/x** too",
+        ),
+    ] {
+        let (written, said) = import("nginx", &folder.write("n.conf", &format!("http {{\n{zone}{text}\n}}")));
+        assert!(written.contains(policies) && said.contains(notes), "{text}\n{written}\n{said}");
+    }
+    let yaml = "domain: d\ndescriptors:\n  - { key: a, value: x*, rate_limit: { unit: second, requests_per_unit: 1 } }\n  \
+                - { key: a, value: xy*, rate_limit: { unit: second, requests_per_unit: 9 } }\n  \
+                - { key: b, value: 007, shadow_mode: yes, rate_limit: { unit: second, requests_per_unit: 1 } }\n  \
+                - { key: c, rate_limit: { unit: second, requests_per_unit: 4294967295 } }\n";
+    let (written, said) = import("envoy", &folder.write("e.yaml", yaml));
+    says(&written, &["descriptor = \"b=007\"", "shadow = true", "subject = \"const:unlimited\""]);
+    says(&said, &["`a=xy*` is left out", "4294967295/1s is more than can be counted"]);
+    limiter(&written);
 }
 
 /// How many of twelve requests at once nginx lets through by its own limits, and Tollgate by those that were imported.

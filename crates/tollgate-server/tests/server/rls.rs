@@ -68,7 +68,7 @@ fn with_client<F: Future<Output = Server>>(test: impl FnOnce(Server, Client) -> 
 }
 
 fn of(entries: &[(&str, &str)]) -> RateLimitDescriptor {
-    let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+    let entry = |(key, value): &(&str, &str)| Entry { key: (*key).into(), value: (*value).into() };
     RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..Default::default() }
 }
 
@@ -192,9 +192,17 @@ fn a_limit_that_is_sent_along_counts_where_the_policy_lets_it_and_no_higher() {
         assert_eq!(limit(ask(&mut client, "d", 0, plan("plan", 50, 1)).await.unwrap()), (50, 1));
         assert_eq!(limit(ask(&mut client, "d", 0, plan("database", 50, 1)).await.unwrap()), (5, 2));
         for (requests, unit) in [(101, 1), (0, 1), (5, 0), (u32::MAX, 6)] {
-            let wrong = ask(&mut client, "d", 0, plan("plan", requests, unit)).await.unwrap_err();
-            assert_eq!(wrong.code(), Code::InvalidArgument, "{requests} {unit}");
+            let wrong = ask(&mut client, "d", 0, plan("plan", requests, unit)).await.unwrap();
+            assert_eq!(
+                told(&wrong),
+                [(2, 0)],
+                "{requests} {unit}: refused, for an error would let it through"
+            );
+            let elsewhere = ask(&mut client, "d", 0, plan("database", requests, unit)).await.unwrap();
+            assert_eq!(elsewhere.statuses[0].current_limit.as_ref().unwrap().requests_per_unit, 5);
         }
+        let twice = [plan("plan", 50, 1), plan("plan", 50, 2)].concat();
+        assert_eq!(ask(&mut client, "d", 0, twice).await.unwrap().overall_code, 2, "one key by two quotas");
         server
     });
 }
@@ -219,13 +227,22 @@ fn what_is_asked_wrongly_is_an_error_and_what_is_refused_never_is() {
         assert_eq!(code(ask(&mut client, "tollgate.request", 0, wrong).await), Code::InvalidArgument);
         let wrong = vec![of(&[("remote_address", "x")])];
         assert_eq!(code(ask(&mut client, "tollgate.request", 0, wrong).await), Code::InvalidArgument);
-        let huge = vec![of(&[("database", &"x".repeat(70_000))])];
+        let huge = vec![of(&[("database", &"x".repeat(1 << 20))])];
         assert_eq!(code(ask(&mut client, "d", 0, huge).await), Code::OutOfRange);
-        let nobody = ask(&mut client, "d", 0, vec![of(&[("database", "")])]).await.unwrap();
+        let nobody = ask(&mut client, "tollgate", 0, vec![of(&[("login", "")])]).await.unwrap();
         assert_eq!(told(&nobody), [(2, 0)], "a policy that wants a subject refuses nobody's");
         let status =
             nobody.response_headers_to_add.iter().find(|header| header.key == "x-rl-status").unwrap();
         assert_eq!(status.value, "400");
+        let empty = ask(&mut client, "d", 0, vec![of(&[("database", "")])]).await.unwrap();
+        assert_eq!(told(&empty), [(1, 4)], "an empty value is one too");
+        let entry = Entry { key: "database".into(), value: vec![0xFF, 0xFE] };
+        let bytes = RateLimitDescriptor { entries: vec![entry], ..Default::default() };
+        assert_eq!(
+            told(&ask(&mut client, "d", 0, vec![bytes]).await.unwrap()),
+            [(1, 4)],
+            "what is no text counts"
+        );
         assert_eq!(get(&server.admin, "/healthz", &[]).status, 200);
         server
     });

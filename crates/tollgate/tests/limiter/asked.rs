@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tollgate::{
-    Asked, Check, Clock, Descriptor, Limiter, PolicySet, Reason, Rule, Ruling, SECOND, Salt, Throttle,
+    Asked, Check, Clock, Descriptor, Limiter, PolicySet, Reason, Rule, Ruling, SECOND, Salt, Stated, Throttle,
 };
 
 use crate::{START, check, limiter, remaining};
@@ -12,7 +12,7 @@ fn ask(limiter: &Limiter, asked: &[Asked<'_>]) -> Ruling {
 }
 
 fn descriptor<'a>(domain: &'a str, entries: &'a [(&'a str, &'a str)]) -> Asked<'a> {
-    Asked::Descriptor(Descriptor { domain, entries, cost: None, rule: None })
+    Asked::Descriptor(Descriptor { domain, entries, cost: None, rule: Stated::Nothing })
 }
 
 const EVERY_SHAPE: &str = "[[policy]]\nname = \"gcra\"\nquota = \"5/1m\"\n\
@@ -113,7 +113,7 @@ fn of_the_policies_of_a_descriptor_the_most_specific_count_and_all_of_those() {
     }
     assert_eq!(remaining(&limiter, "each", "x"), 1, "its subject is the value");
     assert_eq!(remaining(&limiter, "marketing", "1"), 0);
-    assert_eq!(ask(&limiter, &[descriptor("d", &[("database", "")])]).reason, Reason::NoSubject);
+    assert_eq!(names("d", &[("database", "")]), ["each"], "an empty value is one too");
 }
 
 #[test]
@@ -121,13 +121,16 @@ fn an_asker_chooses_within_the_quota_of_a_policy_that_says_so() {
     let (limiter, _) = limiter(DESCRIPTORS);
     let rule = |text: &str| Rule::gcra(text.parse().unwrap());
     let ask = |entries: &[(&str, &str)], rule: &Rule| {
-        ask(&limiter, &[Asked::Descriptor(Descriptor { domain: "d", entries, cost: None, rule: Some(rule) })])
+        ask(
+            &limiter,
+            &[Asked::Descriptor(Descriptor { domain: "d", entries, cost: None, rule: Stated::Rule(rule) })],
+        )
     };
     let limit = |ruling: &Ruling| ruling.parts().next().unwrap().1.outcome.limit;
     assert_eq!(limit(&ask(&[("plan", "gold")], &rule("50/1s"))), 50);
     let above = ask(&[("plan", "gold")], &rule("101/1s burst 1"));
-    assert_eq!((above.reason, above.scope().unwrap().name.as_str()), (Reason::QuotaTooHigh, "chosen"));
-    assert_eq!(ask(&[("plan", "gold")], &rule("1/1s burst 101")).reason, Reason::QuotaTooHigh);
+    assert_eq!((above.reason, above.scope().unwrap().name.as_str()), (Reason::BadQuota, "chosen"));
+    assert_eq!(ask(&[("plan", "gold")], &rule("1/1s burst 101")).reason, Reason::BadQuota);
     assert_eq!(
         limit(&ask(&[("database", "x")], &rule("50/1s"))),
         2,
@@ -155,6 +158,30 @@ fn a_throttle_policy_counts_each_key_by_its_own_quota() {
     assert!(ask(&limiter, 1).is_admit());
     let (without, _) = crate::limiter(EVERY_SHAPE);
     assert_eq!(ask(&without, 1).reason, Reason::UnknownPolicy);
+}
+
+/// Whoever states two quotas for one key in turn gains nothing: on every store that carries states over from rule to rule.
+#[test]
+fn a_state_under_stated_rules_is_one_time() {
+    let rule = |text: &str| Rule::gcra(text.parse().unwrap()).stated();
+    let (wide, narrow) = (rule("1000/1s burst 1000"), rule("1000/1s burst 1"));
+    assert_eq!(wide.to_string().parse(), Ok(wide));
+    let charge = |rule, cost| tollgate::Charge { policy: 0, key: tollgate::Fingerprint(1), rule, cost };
+    let (mut cell, mut carried) = ([0], [0]);
+    assert!(charge(&wide, 1_000).decide(&mut cell, START).verdict.is_admit());
+    tollgate_core::carry(tollgate::Fingerprint(1), &wide, &cell, &narrow, &mut carried, START + 1);
+    assert_eq!(carried, cell);
+    assert!(!charge(&narrow, 1).decide(&mut carried, START + SECOND / 100).verdict.is_admit());
+}
+
+#[test]
+fn a_shadow_takes_and_gives_back_as_an_enforced_policy_would() {
+    let (limiter, _) = limiter("[[policy]]\nname = \"s\"\nquota = \"2/1m\"\nshadow = true\n");
+    for _ in 0..5 {
+        let taken = check(&limiter, "s", "a", 1);
+        assert!(taken.shadows().all(|(_, part)| part.outcome.verdict.is_admit()));
+        check(&limiter, "s", "a", -1);
+    }
 }
 
 #[test]
