@@ -17,7 +17,7 @@ use crate::rig::{REDIS, RUNTIME, alone};
 const WORKERS: u64 = 8;
 
 fn rule() -> Rule {
-    Rule::gcra("2000/1s burst 800".parse::<Quota>().unwrap())
+    Rule::gcra("400/1s burst 160".parse::<Quota>().unwrap())
 }
 
 /// Microseconds since 1970, as the server's clock has them.
