@@ -136,13 +136,25 @@ struct One {
 impl Said {
     fn from_query(query: &str) -> Result<Self, String> {
         let mut asked = Said::default();
+        let mut seen = Vec::new();
         for (name, value) in form_pairs(query) {
+            if value.contains(char::REPLACEMENT_CHARACTER) {
+                return Err(format!("{name}: not UTF-8"));
+            }
+            if seen.contains(&name) {
+                return Err(format!("{name}: stands twice"));
+            }
+            seen.push(name.clone());
             let number = || value.parse().map_err(|_| format!("cost: `{value}` is not a whole number"));
             match name.as_str() {
                 "policy" => asked.policy = Some(value),
                 "subject" => asked.subject = Some(value),
                 "cost" => asked.cost = Some(number()?),
-                "peek" => asked.peek = value != "false" && value != "0",
+                "peek" => match value.as_str() {
+                    "true" | "1" | "" => asked.peek = true,
+                    "false" | "0" => {}
+                    _ => return Err(format!("peek: `{value}` is neither true nor false")),
+                },
                 "status" => {}
                 _ => {
                     return Err(format!(
@@ -169,6 +181,9 @@ impl Said {
             return Err(
                 "subject and cost go with policy; a request's are made out by its policies".to_owned()
             );
+        }
+        if !self.checks.is_empty() && (self.subject.is_some() || self.cost.is_some()) {
+            return Err("subject and cost stand in each of checks".to_owned());
         }
         let cost = |cost: Option<i64>| if self.peek { Some(0) } else { cost };
         let mut checks = Vec::new();

@@ -297,6 +297,8 @@ impl<S: Store> Places<'_, S> {
             _ if plan.take.demand.charges().is_empty() => {
                 (ruling.reason, ruling.scope) =
                     (Reason::Unavailable, demand.charges().first().map(|c| c.policy));
+                // Nobody is let through or kept out by it, but it has not happened.
+                ruling.fallback = Some(Direction::Refuse);
             }
             _ => {}
         }

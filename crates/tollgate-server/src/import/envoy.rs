@@ -23,6 +23,12 @@ pub(super) fn import(text: &str) -> Result<Imported, Wrong> {
             ));
         };
         unknown(document, &["domain", "descriptors"], &mut to);
+        if domain == "tollgate" || domain.starts_with("tollgate.") {
+            return Err((
+                line(document),
+                format!("the domain `{domain}` has a meaning of its own here; rename it"),
+            ));
+        }
         let Some(descriptors) = field(document, "descriptors") else { continue };
         let nodes = read_all(descriptors, 1, &mut to)?;
         write_all(&domain, &nodes, &[], &mut to);
@@ -55,7 +61,16 @@ fn line(node: &Yaml<'_>) -> usize {
 
 fn field<'n, 'y>(node: &'n Yaml<'y>, name: &str) -> Option<&'n Yaml<'y>> {
     let YamlData::Mapping(fields) = &node.data else { return None };
-    fields.iter().find(|(key, _)| scalar(key).as_deref() == Some(name)).map(|(_, value)| value)
+    let named = |name: &str| fields.iter().find(|(key, _)| scalar(key).as_deref() == Some(name));
+    if let Some((_, value)) = named(name) {
+        return Some(value);
+    }
+    // What is merged in counts where nothing is said beside it, the first of several first.
+    match named("<<").map(|(_, merged)| (merged, &merged.data)) {
+        Some((_, YamlData::Sequence(several))) => several.iter().find_map(|one| field(one, name)),
+        Some((one, _)) => field(one, name),
+        None => None,
+    }
 }
 
 /// The text of a scalar, as it stands there.
@@ -80,7 +95,7 @@ fn unknown(node: &Yaml<'_>, known: &[&str], to: &mut Imported) {
     let YamlData::Mapping(fields) = &node.data else { return };
     for (key, _) in fields {
         let name = scalar(key).unwrap_or_default();
-        if !known.contains(&name.as_str()) {
+        if name != "<<" && !known.contains(&name.as_str()) {
             to.note(line(key), format!("`{name}` is left out"));
         }
     }

@@ -13,6 +13,7 @@ use std::path::Path;
 
 use crate::Failure;
 use crate::cli::{ImportArgs, ImportKind};
+use crate::settings;
 
 /// The largest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -133,9 +134,15 @@ pub fn run(arguments: &ImportArgs) -> Result<(), Failure> {
     }
     let text = imported.text(path);
     match &arguments.output {
-        Some(output) => std::fs::write(output, text).map_err(|error| Failure::file(output, &error))?,
+        Some(output) => std::fs::write(output, &text).map_err(|error| Failure::file(output, &error))?,
         None => print!("{text}"),
     }
     eprintln!("{} policies, {} notes", imported.policies.len(), imported.notes.len());
-    Ok(())
+    if imported.policies.is_empty() {
+        return Ok(());
+    }
+    // More policies, or longer ones, than a file may have.
+    let shown =
+        arguments.output.as_ref().map_or_else(|| "what was written".to_owned(), |o| o.display().to_string());
+    settings::read(&shown, &text, None).map(drop).map_err(Failure::from)
 }

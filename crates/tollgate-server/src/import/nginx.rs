@@ -220,8 +220,17 @@ fn limit(directive: &Directive, to: &mut Imported) -> Option<Limit> {
     for word in directive.arguments() {
         match word.split_once('=') {
             Some(("zone", name)) => limit.zone = name.to_owned(),
-            Some(("burst", number)) => limit.burst = number.parse().ok()?,
-            Some(("delay", number)) => delay = number.parse().ok()?,
+            Some((name @ ("burst" | "delay"), number)) => match number.parse::<u64>() {
+                Ok(number) if name == "burst" => limit.burst = number,
+                Ok(number) => delay = number,
+                Err(_) => {
+                    to.note(
+                        directive.line,
+                        format!("limit_req: `{word}` is no number: the limit is left out"),
+                    );
+                    return None;
+                }
+            },
             None if word == "nodelay" => nodelay = true,
             _ => to.note(directive.line, format!("`{word}` is left out")),
         }

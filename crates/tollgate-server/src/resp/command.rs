@@ -56,6 +56,11 @@ impl Session {
         }
         let name = words.get(0).unwrap_or_default();
         let is = |wanted: &str| name.eq_ignore_ascii_case(wanted.as_bytes());
+        // A page in somebody's browser can send a form here, of which the body would be read as commands.
+        if is("POST") || is("HOST:") {
+            tracing::warn!(audit = "denied", door = "resp", "HTTP where RESP is spoken");
+            return Command::Quit;
+        }
         let reply = if is("HELLO") {
             self.hello(app, words)
         } else if is("AUTH") {

@@ -194,8 +194,12 @@ impl<'r> Described<'r> {
             address: None,
             look: cost == Some(0),
         };
-        for (key, value) in entries {
+        for (n, (key, value)) in entries.iter().enumerate() {
             let (key, value) = (key.as_ref(), value.as_ref());
+            let header = key.starts_with("header:");
+            if !header && entries.iter().take(n).any(|(earlier, _)| earlier == key) {
+                return Err(format!("`{key}` stands twice"));
+            }
             match key {
                 "method" => described.method = value,
                 "host" => described.host = value,

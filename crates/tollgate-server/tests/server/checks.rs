@@ -196,6 +196,7 @@ fn bad_input_is_a_clear_4xx_and_changes_nothing() {
         (r#"{"policy": "none", "subject": "x"}"#, 404, ""),
         (r#"{"policy": "login", "subject": "x", "path": "/"}"#, 400, "expected either"),
         (r#"{"checks": []}"#, 400, "expected either"),
+        (r#"{"checks": [{"policy": "login", "subject": "x"}], "cost": 0}"#, 400, "stand in each of checks"),
         (r#"{"path": "/", "address": "nowhere"}"#, 400, "IP address"),
         (r#"{"path": "/", "headers": {"bad name": "x"}}"#, 400, "is not a header field"),
         (r#"{"path": "/", "cost": 3}"#, 400, "go with policy"),
@@ -203,6 +204,14 @@ fn bad_input_is_a_clear_4xx_and_changes_nothing() {
         let answer = post(&server.api, "/v1/check", body);
         assert_eq!(answer.status, status, "{body}: {}", answer.body);
         assert!(answer.body.contains(says), "{body}: {}", answer.body);
+    }
+    for (query, says) in [
+        ("policy=login&policy=login&subject=x", "stands twice"),
+        ("policy=login&subject=u%ff", "not UTF-8"),
+        ("policy=login&subject=x&peek=junk", "neither true nor false"),
+    ] {
+        let answer = get(&server.api, &format!("/v1/check?{query}"), &[]);
+        assert!(answer.status == 400 && answer.body.contains(says), "{query}: {}", answer.body);
     }
     let nine: Vec<_> = (0..9).map(|n| json!({ "policy": "login", "subject": n.to_string() })).collect();
     let answer = post(&server.api, "/v1/check", &json!({ "checks": nine }).to_string());

@@ -150,6 +150,7 @@ fn what_is_no_such_configuration_is_an_error_with_its_line() {
         ),
         ("nginx", "http {\n limit_req_zone $a zone=a:1m rate=0r/s;\n}", "the limit is 0"),
         ("nginx", "http {", "w:1: `http` has no end"),
+        ("envoy", "domain: tollgate\ndescriptors: []\n", "a meaning of its own"),
     ] {
         let file = folder.write("w", text);
         let output = tollgate().args(["import", kind]).arg(&file).output().unwrap();
@@ -200,6 +201,10 @@ fn what_would_be_limited_otherwise_or_not_at_all_is_listed_too() {
                 - { key: c, rate_limit: { unit: second, requests_per_unit: 4294967295 } }\n";
     let (written, said) = import("envoy", &folder.write("e.yaml", yaml));
     says(&written, &["descriptor = \"b=007\"", "shadow = true", "subject = \"const:unlimited\""]);
+    let merged = "domain: d\ndescriptors:\n  - &first\n    key: a\n    rate_limit: &limit { unit: minute, requests_per_unit: 10 }\n  \
+                  - <<: *first\n    key: b\n  - key: c\n    rate_limit: { <<: *limit, requests_per_unit: 7 }\n";
+    let (merged, _) = import("envoy", &folder.write("m.yaml", merged));
+    says(&merged, &["descriptor = \"b\" }\nquota = \"10/1m\"", "descriptor = \"c\" }\nquota = \"7/1m\""]);
     says(&said, &["`a=xy*` is left out", "4294967295/1s is more than can be counted"]);
     limiter(&written);
 }

@@ -171,9 +171,10 @@ fn what_is_no_resp_is_told_so_and_the_connection_ends() {
         (&b"*1\r\n$999999999\r\n"[..], "-ERR Protocol error: invalid bulk length\r\n"),
         (b"*2147483647\r\n", "-ERR Protocol error: invalid multibulk length\r\n"),
         (b"PING\r\n*1\r\n:1\r\n", "+PONG\r\n-ERR Protocol error: expected '$'\r\n"),
+        (b"PING\r\nPOST / HTTP/1.1\r\n\r\nTOLLGATE default a\r\n", "+PONG\r\n+OK\r\n"),
         (
-            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n*x\r\n",
-            "-ERR unknown command 'GET', or not with these arguments\r\n",
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\nPING\r\n",
+            "-ERR unknown command 'GET', or not with these arguments\r\n+OK\r\n",
         ),
     ] {
         let answer = raw(&server.resp, bytes);

@@ -69,7 +69,12 @@ fn read_about(section: &Section<'_>) -> About {
         }
         Ok(text.to_owned())
     };
-    let domain = section.parse("domain", text);
+    let domain = section.parse("domain", |name| match name {
+        "tollgate" | "tollgate.request" => {
+            Err(format!("`{name}` has a meaning of its own; expected another domain"))
+        }
+        _ => text(name),
+    });
     let entries = section.list("descriptor", |entry| text(entry)?.parse::<Entry>());
     let command = section.parse("command", |name| {
         let known = name.eq_ignore_ascii_case("CL.THROTTLE");
