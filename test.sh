@@ -70,7 +70,7 @@ RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 step "without default features, and with each"
 cargo clippy -p tollgate-tower --quiet -- -D warnings
 cargo clippy -p tollgate --no-default-features --quiet -- -D warnings
-for feature in sqlite shared redis postgres; do
+for feature in sqlite redis postgres; do
     cargo clippy -p tollgate --no-default-features --features $feature --quiet -- -D warnings
 done
 step "fuzz targets compile"
