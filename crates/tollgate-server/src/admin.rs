@@ -12,6 +12,7 @@ use crate::answer::{json as json_answer, problem};
 use crate::app::App;
 use crate::body::{self, Body, full};
 use crate::check::{self, form_pairs};
+use crate::explain;
 use crate::http::Handler;
 use crate::listen::Peer;
 use crate::settings::shown;
@@ -191,7 +192,7 @@ fn describe(ready: &Ready) -> Value {
         "placement": policy.placement.to_string(),
         "on_unavailable": policy.on_unavailable.to_string(),
         "shadow": policy.shadow,
-        "bound": policy.rule.bound().to_string(),
+        "bound": explain::bound(policy),
         "keys": policy.keys,
         "when_full": policy.when_full.to_string(),
     })

@@ -56,16 +56,20 @@ fn read(file: &Path) -> Result<(settings::Settings, PolicySet), Failure> {
     Ok(settings::read(&file.display().to_string(), &text, None)?)
 }
 
+/// The promise to one subject.
+pub fn bound(policy: &Policy) -> String {
+    if policy.client_quota {
+        return "each key keeps the bound of the quota that is stated for it, while the same is stated"
+            .to_owned();
+    }
+    policy.rule.bound().to_string()
+}
+
 /// One line on a policy: what it promises to whom.
 pub fn headline(policy: &Policy) -> String {
     let shadow = if policy.shadow { " (shadow: it only watches)" } else { "" };
-    let (chosen, promise) = match policy.client_quota {
-        true => (
-            "what its askers state, up to ",
-            "each key keeps the bound of the quota that is stated for it".to_owned(),
-        ),
-        false => ("", policy.rule.bound().to_string()),
-    };
+    let chosen = if policy.client_quota { "what its askers state, up to " } else { "" };
+    let promise = bound(policy);
     format!(
         "policy {}{shadow}: {chosen}{} by {} per {}: {promise}",
         policy.name,

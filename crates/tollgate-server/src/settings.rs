@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use tollgate::client::Trust;
 use tollgate::config::{Document, Section};
 use tollgate::contract::Contract;
-use tollgate::{About, Fingerprint, Placement, Policy, PolicySet, Problems, Quota, Rule};
+use tollgate::{About, Fingerprint, Policy, PolicySet, Problems, Quota, Rule};
 
 use crate::Failure;
 use crate::cli::ServeArgs;
@@ -282,11 +282,7 @@ pub fn load(arguments: &ServeArgs) -> Result<(Settings, PolicySet), Failure> {
         None => {
             let store = store.unwrap_or_default();
             let mut set = default_set(arguments.limit, arguments.resp.is_some())?;
-            let usual = |policy: &Policy| match store.placement() {
-                Placement::Durable if policy.client_quota => Placement::Local,
-                usual => usual,
-            };
-            set.policies.iter_mut().for_each(|policy| policy.placement = usual(policy));
+            set.policies.iter_mut().for_each(|policy| policy.placement = policy.placed(store.placement()));
             // A file of counts needs the salt that it was written under.
             let salt_file = match &store {
                 StoreUrl::Sqlite(path) => Some(PathBuf::from(format!("{}.salt", path.display()))),

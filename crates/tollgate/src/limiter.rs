@@ -162,7 +162,7 @@ impl<S: InProcess + Store> Limiter<S> {
     }
 
     /// Decides like [`Limiter::decide_all`], at once: `None`, and nothing is charged, where a policy of the set has its count out of
-    /// this process or waits for a commit. Neither awaits nor allocates for it.
+    /// this process or waits for a commit. Needs no await, no box and no task.
     pub fn decide_now(&self, asked: &[Asked<'_>]) -> Option<Ruling> {
         if self.active.load().policies.waits() {
             return None;

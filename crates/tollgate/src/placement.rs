@@ -70,6 +70,14 @@ impl Policy {
         Counted { charged, first, instead: local.then(|| share(instances)) }
     }
 
+    /// Where it is counted on a store whose usual placement this is: a file would keep every quota that somebody ever stated.
+    pub const fn placed(&self, usual: Placement) -> Placement {
+        match usual {
+            Placement::Durable if self.client_quota => Placement::Local,
+            usual => usual,
+        }
+    }
+
     /// Over how many keys one is spread.
     pub(crate) fn spread(&self) -> u64 {
         if self.placement == Placement::Sharded { self.shards } else { 1 }

@@ -281,26 +281,39 @@ impl<S: Store> Places<'_, S> {
         if demand.charges().is_empty() || !ruling.is_admit() {
             return Ok(());
         }
-        let given = async {
-            for charge in demand.charges() {
-                let answer = self.give_back_one(charge, now).await?;
-                let part = parts(self.policies, std::slice::from_ref(charge), &answer).next();
-                ruling.parts.extend(part.map(|part| Part { given_back: true, ..part }));
-            }
-            Ok::<_, Unanswered>(())
-        };
+        let only_back = plan.take.demand.charges().is_empty();
         // Nobody waits a second time for a store that has just not answered.
-        let in_time = if ruling.fallback.is_some() { None } else { self.in_time(given).await };
-        match in_time {
+        let given = match ruling.fallback {
+            Some(_) => None,
+            None => self.in_time(self.give_back_all(demand, now, ruling)).await,
+        };
+        match given {
             Some(Ok(())) => {}
-            Some(Err(Unanswered::Moved)) if plan.take.demand.charges().is_empty() => return Err(Moved),
-            _ if plan.take.demand.charges().is_empty() => {
+            // Begun again, what was given back already would be given back twice.
+            Some(Err(Unanswered::Moved)) if only_back && !ruling.parts.iter().any(|part| part.given_back) => {
+                return Err(Moved);
+            }
+            _ if only_back => {
                 (ruling.reason, ruling.scope) =
                     (Reason::Unavailable, demand.charges().first().map(|c| c.policy));
                 // Nobody is let through or kept out by it, but it has not happened.
                 ruling.fallback = Some(Direction::Refuse);
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    async fn give_back_all(
+        &self,
+        demand: &Demand<'_>,
+        now: u64,
+        ruling: &mut Ruling,
+    ) -> Result<(), Unanswered> {
+        for charge in demand.charges() {
+            let answer = self.give_back_one(charge, now).await?;
+            let part = parts(self.policies, std::slice::from_ref(charge), &answer).next();
+            ruling.parts.extend(part.map(|part| Part { given_back: true, ..part }));
         }
         Ok(())
     }

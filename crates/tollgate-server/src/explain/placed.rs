@@ -6,18 +6,13 @@ use std::time::Duration;
 use tollgate::around::{LONGEST_PAUSE, PATIENCE, Wrapper};
 use tollgate::{Class, Direction, Placement, Policy, WhenFull, show_duration};
 
+use crate::explain::bound;
 use crate::store::{StoreSettings, StoreUrl};
 
 /// The promise, over all instances.
 pub(super) fn promise(policy: &Policy, store: &StoreSettings) -> String {
     let n = store.instances;
-    let bound = match policy.client_quota {
-        true => {
-            "what is stated for a key, while the same is stated; stated otherwise, the key's one time stays"
-                .to_owned()
-        }
-        false => policy.rule.bound().to_string(),
-    };
+    let bound = bound(policy);
     let fleet = match policy.placement {
         Placement::Local => "for each subject, in each instance: N instances admit up to N times this".to_owned(),
         Placement::Divided => format!(

@@ -42,7 +42,9 @@ impl Use {
         let hosts = self.hosts.is_empty() || self.hosts.iter().any(|host| scope.hosts.contains(host));
         let below = |pattern: &String| {
             let prefix = pattern.strip_suffix("**").filter(|prefix| prefix.starts_with('/'));
-            prefix.is_some_and(|prefix| scope.path.as_ref().is_some_and(|path| path.starts_with(prefix)))
+            // What is no tree may lie in any.
+            let inside = |path: &String, prefix: &str| path.starts_with(prefix) || !path.starts_with('/');
+            prefix.is_some_and(|prefix| scope.path.as_ref().is_some_and(|path| inside(path, prefix)))
         };
         let paths = self.paths.is_empty() || self.paths.iter().any(below);
         let here = scope.limits.contains(&self.limit) && scope.dry_run == self.dry_run;
@@ -172,6 +174,11 @@ fn scan(directives: &[Directive], outer: &Scope, file: &mut File, to: &mut Impor
                     to,
                 ),
                 Err(why) => {
+                    let own_name = directive.arguments().join(" ");
+                    if !own_name.starts_with('@') {
+                        let path = Some(format!(" (location {own_name})"));
+                        file.scopes.push(Scope { path, ..in_force(&directive.block, &scope) });
+                    }
                     let own = directive.block.iter().any(|inner| inner.name().starts_with("limit_req"));
                     if own {
                         to.note(
@@ -194,6 +201,13 @@ fn scan(directives: &[Directive], outer: &Scope, file: &mut File, to: &mut Impor
     }
 }
 
+/// What is in force in a location whose paths are no pattern.
+fn in_force(block: &[Directive], outer: &Scope) -> Scope {
+    let own = block.iter().filter(|inner| inner.name() == "limit_req");
+    let limits: Vec<Limit> = own.filter_map(|directive| limit(directive, &mut Imported::default())).collect();
+    Scope { limits: if limits.is_empty() { outer.limits.clone() } else { limits }, ..outer.clone() }
+}
+
 /// Notes what is near a limit and has no counterpart.
 fn remarks(directives: &[Directive], to: &mut Imported) {
     for directive in directives {
@@ -208,7 +222,6 @@ fn remarks(directives: &[Directive], to: &mut Imported) {
             "limit_conn" | "limit_conn_zone" | "limit_rate" | "limit_rate_after" => {
                 to.note(directive.line, format!("{} is left out: it limits no requests", directive.name()));
             }
-            "server_name" | "location" | "server" | "http" => {}
             _ => {}
         }
     }

@@ -32,6 +32,8 @@ pub(super) enum Command<'w> {
     Here(Reply<'w>),
     /// Goodbye.
     Quit,
+    /// Nothing more is heard.
+    CutOff,
 }
 
 /// Something to decide.
@@ -52,14 +54,14 @@ impl Session {
 
     pub(super) fn read<'w>(&mut self, app: &App, words: &'w Words) -> Command<'w> {
         if self.failures >= MAX_FAILURES {
-            return Command::Quit;
+            return Command::CutOff;
         }
         let name = words.get(0).unwrap_or_default();
         let is = |wanted: &str| name.eq_ignore_ascii_case(wanted.as_bytes());
         // A page in somebody's browser can send a form here, of which the body would be read as commands.
         if is("POST") || is("HOST:") {
             tracing::warn!(audit = "denied", door = "resp", "HTTP where RESP is spoken");
-            return Command::Quit;
+            return Command::CutOff;
         }
         let reply = if is("HELLO") {
             self.hello(app, words)

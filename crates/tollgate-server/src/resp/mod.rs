@@ -151,6 +151,10 @@ async fn answer(
                 replies.simple("OK");
                 return Some(Ended);
             }
+            Command::CutOff => {
+                decide(app, &mut waiting, replies).await;
+                return Some(Ended);
+            }
         }
     }
     decide(app, &mut waiting, replies).await;

@@ -101,20 +101,22 @@ impl Rls {
         })
     }
 
-    async fn route(&self, request: Request<tonic::body::Body>) -> Response<tonic::body::Body> {
+    async fn route(&self, request: Request<tonic::body::Body>) -> Response<Body> {
         let path = request.uri().path();
         let service = path.strip_prefix('/').and_then(|path| path.split('/').next()).unwrap_or_default();
         if service == SERVICE {
             let Ok(response) = self.limits.clone().call(request).await;
-            return response;
+            return response.map(|body| body.map_err(Into::into).boxed_unsync());
         }
-        match self.beside.iter().find(|(name, _)| *name == service) {
+        let response = match self.beside.iter().find(|(name, _)| *name == service) {
             Some((_, beside)) => beside(request).await,
             None => {
                 let expected = "no such service; expected ShouldRateLimit, health or reflection";
                 Status::unimplemented(expected).into_http()
             }
-        }
+        };
+        // A watcher of health would keep the server from ending.
+        response.map(|body| Until::new(body, self.stop.clone()).map_err(Into::into).boxed_unsync())
     }
 }
 
@@ -133,8 +135,7 @@ impl Handler for Rls {
         let response = self.route(request).await;
         let status = response.headers().get("grpc-status").and_then(|status| status.to_str().ok());
         self.app.metrics.responses.with_label_values(&["rls", status.unwrap_or("0")]).inc();
-        // A watcher of health would keep the server from ending.
-        response.map(|body| Until::new(body, self.stop.clone()).map_err(Into::into).boxed_unsync())
+        response
     }
 }
 

@@ -187,6 +187,16 @@ fn what_would_be_limited_otherwise_or_not_at_all_is_listed_too() {
             "counts requests for s.x/static/** too",
         ),
         (
+            "server { server_name s.x; location / { limit_req zone=a; } location ~* \\.(png|jpg)$ { expires 30d; } }",
+            "host = \"s.x\"",
+            "counts requests for s.x (location ~* \\.(png|jpg)$) too",
+        ),
+        (
+            "server { server_name s.x; location /files/ { limit_req zone=a; } location ~ \\.zip$ { } }",
+            "path = \"/files/**\"",
+            "counts requests for s.x**.zip too",
+        ),
+        (
             "server { server_name s.x; limit_req zone=a; location /x { limit_req_dry_run on; } }",
             "path = \"/x**\" }\nsubject = \"address\"\nquota = \"1/1s burst 1\"\nkeys = 16384\nshadow = true",
             "counts requests for s.x/x** too",

@@ -134,6 +134,8 @@ fn a_password_comes_first_and_is_asked_for_by_hello_and_auth() {
             && said.contains("_\r\n%8\r\n$7\r\nlimited\r\n:0\r\n"),
         "{said}"
     );
+    let guessed = ask(&"AUTH wrong\r\n".repeat(9));
+    assert_eq!((guessed.matches("-WRONGPASS").count(), guessed.contains("+OK")), (3, false), "{guessed}");
     let log = server.errors.lock().unwrap().clone();
     assert!(log.contains("wrong user or password") && !log.contains("correct horse"), "{log}");
     let open = start();
@@ -171,14 +173,15 @@ fn what_is_no_resp_is_told_so_and_the_connection_ends() {
         (&b"*1\r\n$999999999\r\n"[..], "-ERR Protocol error: invalid bulk length\r\n"),
         (b"*2147483647\r\n", "-ERR Protocol error: invalid multibulk length\r\n"),
         (b"PING\r\n*1\r\n:1\r\n", "+PONG\r\n-ERR Protocol error: expected '$'\r\n"),
-        (b"PING\r\nPOST / HTTP/1.1\r\n\r\nTOLLGATE default a\r\n", "+PONG\r\n+OK\r\n"),
+        (b"PING\r\nPOST / HTTP/1.1\r\n\r\nTOLLGATE default a\r\n", "+PONG\r\n"),
         (
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\nPING\r\n",
-            "-ERR unknown command 'GET', or not with these arguments\r\n+OK\r\n",
+            "-ERR unknown command 'GET', or not with these arguments\r\n",
         ),
     ] {
         let answer = raw(&server.resp, bytes);
         assert!(answer.starts_with(said), "{answer}");
+        assert!(!answer.contains("+OK") && !answer.contains("*8"), "{answer}");
     }
     let mut half = connect(&server.resp);
     half.write_all(b"PING\r\nTOLLGATE default a\r\n").unwrap();

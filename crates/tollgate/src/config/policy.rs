@@ -12,8 +12,8 @@ use crate::config::about::{check_about, read_match};
 use crate::config::placement::{Host, MAX_SHARDS, check_placement, placement};
 use crate::key::{MAX_SUBJECT_BYTES, fold_network};
 use crate::{
-    About, Class, Cost, DEFAULT_KEYS, Direction, List, MAX_POLICIES, Match, Missing, Placement, Policy,
-    PolicySet, Prefixes, Subject, Tier, Verifier,
+    About, Class, Cost, DEFAULT_KEYS, Direction, List, MAX_POLICIES, Match, Missing, Policy, PolicySet,
+    Prefixes, Subject, Tier, Verifier,
 };
 
 /// The largest cost that one request may be charged by configuration.
@@ -156,11 +156,7 @@ fn read_policy(section: &Section<'_>, host: &Host) -> Option<Policy> {
         policy.keys = policy.subjects.len();
     }
     policy.missing = missing.unwrap_or(policy.missing);
-    let usual = match host.usual {
-        Placement::Durable if policy.client_quota => Placement::Local,
-        usual => usual,
-    };
-    policy.placement = placement.unwrap_or(usual);
+    policy.placement = placement.unwrap_or(policy.placed(host.usual));
     policy.shards = shards.unwrap_or(policy.shards);
     policy.on_unavailable = on_unavailable.unwrap_or(policy.on_unavailable);
     let policy = Policy { matches, shadow, allow, deny, when_full, tiers, class, ..policy };
