@@ -2,11 +2,13 @@
 //! [`every_door_decides_the_same`].
 
 mod doors;
+mod envoy;
 mod rig;
 
 use serde::Deserialize;
 
-use crate::doors::{Auth, Check, Door, Gateway, Library, Look, Requests, Resp, Rls, RlsRequests, Tower};
+use crate::doors::{Auth, Check, Door, Gateway, Library, Look, Requests, Resp, Tower};
+use crate::envoy::{Rls, RlsRequests};
 use crate::rig::{Running, START};
 
 const SCENARIO: &str = include_str!("scenario.toml");
