@@ -13,8 +13,8 @@ where
     F: Words + ?Sized,
     T: Words + ?Sized,
 {
-    let before = Charge { policy: 0, key, rule: old, cost: 1 };
-    let after = Charge { policy: 0, key, rule: new, cost: 1 };
+    let before = Charge { policy: 0, key, rule: old, cost: 1, spare: 0 };
+    let after = Charge { policy: 0, key, rule: new, cost: 1, spare: 0 };
     let same_window = old.quota().window() == new.quota().window() && before.phase() == after.phase();
     match (old.shape(), new.shape()) {
         (Shape::Cell, Shape::Cell) if old.is_stated() && new.is_stated() => to.set(0, from.get(0)),

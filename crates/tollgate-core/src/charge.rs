@@ -19,7 +19,7 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// One debit of one key. Cost 0 looks and writes nothing.
+/// One debit of one key. Cost 0 looks and writes nothing; with `spare` units it asks whether those are there.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     /// Which policy of the configuration, for stores that keep policies apart.
@@ -30,6 +30,8 @@ pub struct Charge<'a> {
     pub rule: &'a Rule,
     /// How many units.
     pub cost: u64,
+    /// Units that must be there beyond the cost, and are not taken: 0 for all but questions such as whether a key is at rest.
+    pub spare: u64,
 }
 
 /// Yes or no.
@@ -91,22 +93,35 @@ impl Charge<'_> {
         self.outcome(verdict, state, now)
     }
 
+    /// Whether it is admitted whatever the standing.
+    #[inline]
+    pub const fn only_looks(&self) -> bool {
+        self.cost == 0 && self.spare == 0
+    }
+
+    /// Whether it can never be admitted: it asks for more than the capacity.
+    pub fn is_never(&self) -> bool {
+        self.cost.saturating_add(self.spare) > self.rule.capacity()
+    }
+
     /// The verdict at `now`, without touching the state.
     #[inline]
     pub fn judge<W: Words + ?Sized>(&self, state: &W, now: u64) -> Verdict {
-        if self.cost == 0 {
+        if self.only_looks() {
             return Verdict::Admit { wait: 0 };
         }
+        let needed = self.cost.saturating_add(self.spare);
         let (limit, window) = (self.rule.quota().limit(), self.rule.quota().window_nz());
         let judged = match self.rule.shape() {
             Shape::Cell => {
                 let line = self.rule.line(self.phase());
-                line.judge(state.get(0), now, self.cost).map(|next| line.wait(next, now))
+                let waits = |_| {
+                    if self.cost == 0 { 0 } else { line.wait(line.after(state.get(0), now, self.cost), now) }
+                };
+                line.judge(state.get(0), now, needed).map(waits)
             }
-            Shape::Counter => {
-                Counter::load(limit, window, self.phase(), state, now).judge(self.cost).map(|_| 0)
-            }
-            Shape::Log => Log::load(limit, window.get(), state, now).judge(self.cost).map(|()| 0),
+            Shape::Counter => Counter::load(limit, window, self.phase(), state, now).judge(needed).map(|_| 0),
+            Shape::Log => Log::load(limit, window.get(), state, now).judge(needed).map(|()| 0),
         };
         match judged {
             Ok(wait) => Verdict::Admit { wait },
@@ -115,7 +130,7 @@ impl Charge<'_> {
         }
     }
 
-    /// Charges the state if it is admitted at `now`, else does nothing.
+    /// Charges the state if the cost is admitted at `now`, else does nothing.
     #[inline]
     pub fn apply<W: Words + ?Sized>(&self, state: &mut W, now: u64) {
         if self.cost == 0 {
@@ -144,14 +159,16 @@ impl Charge<'_> {
 
     /// How many equal charges would be admitted at `now`, up to `most`.
     pub fn fit<W: Words + ?Sized>(&self, state: &W, now: u64, most: u64) -> u64 {
-        if self.cost == 0 {
+        if self.only_looks() {
             return most;
         }
         let (limit, window) = (self.rule.quota().limit(), self.rule.quota().window_nz());
         match self.rule.shape() {
-            Shape::Cell => self.rule.line(self.phase()).fit(state.get(0), now, self.cost, most),
-            Shape::Counter => Counter::load(limit, window, self.phase(), state, now).fit(self.cost, most),
-            Shape::Log => Log::load(limit, window.get(), state, now).fit(self.cost, most),
+            Shape::Cell => self.rule.line(self.phase()).fit(state.get(0), now, (self.cost, self.spare), most),
+            Shape::Counter => {
+                Counter::load(limit, window, self.phase(), state, now).fit((self.cost, self.spare), most)
+            }
+            Shape::Log => Log::load(limit, window.get(), state, now).fit((self.cost, self.spare), most),
         }
     }
 

@@ -69,17 +69,19 @@ impl Counter {
         Counter::wide(self.limit).saturating_mul(window).saturating_sub(used)
     }
 
-    /// How many charges of `cost` fit, up to `most`.
-    pub(crate) fn fit(&self, cost: u64, most: u64) -> u64 {
-        let each = Counter::wide(cost).saturating_mul(Counter::wide(self.window.get()));
-        self.room().checked_div(each).map_or(most, |fit| u64::try_from(fit).unwrap_or(u64::MAX).min(most))
+    /// How many charges of `cost` fit that leave `spare` units over, up to `most`.
+    pub(crate) fn fit(&self, (cost, spare): (u64, u64), most: u64) -> u64 {
+        let times_window = |units| Counter::wide(units).saturating_mul(Counter::wide(self.window.get()));
+        let each = times_window(cost);
+        let Some(room) = self.room().checked_sub(times_window(spare)) else { return 0 };
+        room.checked_div(each).map_or(most, |fit| u64::try_from(fit).unwrap_or(u64::MAX).min(most))
     }
 
     pub(crate) fn judge(&self, cost: u64) -> Result<Counter, Refused> {
         if cost > self.limit {
             return Err(Refused::Never);
         }
-        if self.fit(cost, 1) == 1 {
+        if self.fit((cost, 0), 1) == 1 {
             return Ok(Counter { current: self.current.saturating_add(cost), ..*self });
         }
         Err(Refused::Until(self.admitted_at(cost)))
@@ -127,6 +129,6 @@ impl Counter {
             (_, 0) => self.start.saturating_add(window),
             _ => self.start.saturating_add(window).saturating_add(window),
         };
-        (self.fit(1, u64::MAX), full.saturating_sub(now))
+        (self.fit((1, 0), u64::MAX), full.saturating_sub(now))
     }
 }

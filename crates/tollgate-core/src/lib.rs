@@ -17,7 +17,7 @@
 //!
 //! let quota: Quota = "2/1s".parse()?;
 //! let rule = Rule::new(quota, Algorithm::Gcra)?;
-//! let charge = Charge { policy: 0, key: Fingerprint(7), rule: &rule, cost: 1 };
+//! let charge = Charge { policy: 0, key: Fingerprint(7), rule: &rule, cost: 1, spare: 0 };
 //! let mut cell = [0_u64; 1];
 //! let now = 1_000_000_000;
 //! assert_eq!(charge.decide(&mut cell, now).remaining, 1);

@@ -70,10 +70,15 @@ impl Line {
         Err(Refused::Until(until))
     }
 
+    /// The cell after `cost` units, wherever that is.
+    pub(crate) fn after(&self, cell: u64, now: u64, cost: u64) -> u64 {
+        cell.max(self.anchor.at(now)).saturating_add(cost.saturating_mul(self.interval.get()))
+    }
+
     /// The cell after `cost` units that are owed, however far ahead that is (at most the longest span there is).
     pub(crate) fn owed(&self, cell: u64, now: u64, cost: u64) -> u64 {
         let anchor = self.anchor.at(now);
-        let next = cell.max(anchor).saturating_add(cost.saturating_mul(self.interval.get()));
+        let next = self.after(cell, now, cost);
         match self.anchor {
             Anchor::Now => next.min(anchor.saturating_add(crate::MAX_SPAN)),
             // Used up is used up: beyond that the cell would reach into the next window.
@@ -86,10 +91,11 @@ impl Line {
         next.saturating_sub(self.anchor.at(now)).saturating_sub(self.unhurried)
     }
 
-    /// How many charges of `cost` fit, up to `most`.
-    pub(crate) fn fit(&self, cell: u64, now: u64, cost: u64, most: u64) -> u64 {
+    /// How many charges of `cost` fit that leave `spare` units over, up to `most`.
+    pub(crate) fn fit(&self, cell: u64, now: u64, (cost, spare): (u64, u64), most: u64) -> u64 {
         let anchor = self.anchor.at(now);
         let room = anchor.saturating_add(self.capacity).saturating_sub(cell.max(anchor));
+        let Some(room) = room.checked_sub(spare.saturating_mul(self.interval.get())) else { return 0 };
         match cost.saturating_mul(self.interval.get()) {
             0 => most,
             increment => room.checked_div(increment).unwrap_or(0).min(most),
@@ -116,7 +122,7 @@ impl Line {
     /// Units left, and nanoseconds until all are back.
     pub(crate) fn standing(&self, cell: u64, now: u64) -> (u64, u64) {
         let anchor = self.anchor.at(now);
-        let remaining = self.fit(cell, now, 1, u64::MAX);
+        let remaining = self.fit(cell, now, (1, 0), u64::MAX);
         let reset = match self.anchor {
             _ if cell <= anchor => 0,
             Anchor::Now => cell.saturating_sub(now),

@@ -75,8 +75,9 @@ impl<'a, W: Words + ?Sized> Log<'a, W> {
         u64::try_from(self.length.saturating_sub(self.spent)).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn fit(&self, cost: u64, most: u64) -> u64 {
-        let room = self.limit.saturating_sub(self.used());
+    /// How many charges of `cost` fit that leave `spare` units over, up to `most`.
+    pub(crate) fn fit(&self, (cost, spare): (u64, u64), most: u64) -> u64 {
+        let Some(room) = self.limit.saturating_sub(self.used()).checked_sub(spare) else { return 0 };
         room.checked_div(cost).unwrap_or(most).min(most)
     }
 

@@ -26,7 +26,7 @@ fn rule() -> impl Strategy<Value = Rule> {
 }
 
 fn charge(rule: &Rule, key: u128, cost: u64) -> Charge<'_> {
-    Charge { policy: 0, key: Fingerprint(key), rule, cost }
+    Charge { policy: 0, key: Fingerprint(key), rule, cost, spare: 0 }
 }
 
 fn state(rule: &Rule) -> Vec<u64> {

@@ -3,12 +3,14 @@
 //! Each law panics when it is broken, and says with which rule, seed and time.
 
 mod edges;
+mod spare;
 mod threads;
 
 use tollgate_core::{Algorithm, Charge, Rule, SECOND, Verdict};
 use tollgate_store::{Intent, Store};
 
 pub use edges::numbers_are_exact_at_the_edges;
+pub use spare::spare_units_must_be_there_and_are_not_taken;
 pub use threads::{crossing_demands_neither_deadlock_nor_exceed, many_threads_admit_exactly_the_limit};
 
 use crate::scene::{START, rule, rules};

@@ -43,6 +43,7 @@ macro_rules! with_laws {
             a_demand_is_all_or_none,
             cost_zero_only_looks,
             a_cost_above_the_capacity_is_never,
+            spare_units_must_be_there_and_are_not_taken,
             many_threads_admit_exactly_the_limit,
             crossing_demands_neither_deadlock_nor_exceed,
             it_agrees_with_the_model_on_random_sequences,

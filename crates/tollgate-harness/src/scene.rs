@@ -52,7 +52,14 @@ impl<S: Store> Scene<S> {
     /// A charge as this scene makes it.
     pub fn as_charge(&self, (policy, key, cost): (u16, u64, u64)) -> Charge<'_> {
         let rule = &self.rules[usize::from(policy)];
-        Charge { policy, key: fingerprint(policy, key), rule, cost }
+        Charge { policy, key: fingerprint(policy, key), rule, cost, spare: 0 }
+    }
+
+    /// One charge of `key` under policy 0, up to `times` times, each to leave `spare` units over.
+    pub fn sparing(&self, key: u64, (cost, spare): (u64, u64), times: u64, now: u64) -> Answer {
+        let charge = Charge { spare, ..self.as_charge((0, key, cost)) };
+        let demand = Demand::of(charge).times(times);
+        pollster::block_on(self.store.decide(&demand, now)).expect("nobody moves a store under test")
     }
 
     /// A demand for any purpose.

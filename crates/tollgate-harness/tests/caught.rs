@@ -196,7 +196,7 @@ fn the_boundary_pattern_doubles_a_fixed_window_and_nothing_else() {
         ] {
             let rule = Rule::new("100/1m".parse::<Quota>().unwrap(), algorithm).unwrap();
             let mut words = vec![0; rule.words()];
-            let charge = Charge { policy: 0, key: Default::default(), rule: &rule, cost: 1 };
+            let charge = Charge { policy: 0, key: Default::default(), rule: &rule, cost: 1, spare: 0 };
             let times = tollgate_harness::arrivals::boundary(edge, epsilon, 100);
             let admits = |time: &u64| charge.decide(words.as_mut_slice(), *time).verdict.is_admit();
             let admitted = times.iter().copied().filter(admits).count() as u64;
@@ -216,7 +216,7 @@ fn an_hour_of_poisson_stays_within_every_bound() {
         Rule::new("100/60s burst 5".parse::<Quota>().unwrap(), tollgate_core::Algorithm::Gcra).unwrap();
     for seed in 0..20 {
         let times = tollgate_harness::arrivals::poisson(seed, 3.0, 1_800_057_600 * SECOND, 3_600 * SECOND);
-        let charge = Charge { policy: 0, key: Default::default(), rule: &rule, cost: 1 };
+        let charge = Charge { policy: 0, key: Default::default(), rule: &rule, cost: 1, spare: 0 };
         let mut cell = [0];
         let mut admissions = tollgate_harness::Admissions::new();
         for time in &times {

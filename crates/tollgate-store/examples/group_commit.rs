@@ -69,7 +69,7 @@ async fn call(store: &Durable, rule: &Rule, caller: u64, done: &AtomicU64, stop:
     while !stop.load(Ordering::Relaxed) {
         let mut demand = Demand::new();
         let key = Fingerprint(fastrand::Rng::with_seed(random.u64(0..10_000)).u128(..));
-        let pushed = demand.push(Charge { policy: 0, key, rule, cost: 1 });
+        let pushed = demand.push(Charge { policy: 0, key, rule, cost: 1, spare: 0 });
         if pushed.is_ok() && store.decide(&demand, NOW).await.is_ok_and(|answer| answer.is_admit()) {
             done.fetch_add(1, Ordering::Relaxed);
         }

@@ -113,7 +113,7 @@ async fn main() {
                 measure(move |n| {
                     let store = store.clone();
                     async move {
-                        let charge = Charge { policy: 0, key: key(n), rule, cost: 1 };
+                        let charge = Charge { policy: 0, key: key(n), rule, cost: 1, spare: 0 };
                         store.decide(&Demand::of(charge), n).await.expect("an answer");
                     }
                 })

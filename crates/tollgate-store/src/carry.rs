@@ -101,6 +101,6 @@ fn carry_shared(from: &[u64], to: &mut State<'_>, (old, new): (&Rule, &Rule), no
             to.set(0, to.get(0).max(Words::get(from, 0)).max(before));
         }
     } else {
-        Charge { policy: 0, key, rule: new, cost: new.capacity() }.apply(to, now);
+        Charge { policy: 0, key, rule: new, cost: new.capacity(), spare: 0 }.apply(to, now);
     }
 }

@@ -73,6 +73,7 @@ impl<'a> Demand<'a> {
         if let Some(place) = self.charges.iter().position(same) {
             let earlier = &mut self.charges[place];
             earlier.cost = earlier.cost.saturating_add(charge.cost);
+            earlier.spare = earlier.spare.max(charge.spare);
             return Ok(place);
         }
         self.charges.try_push(charge).map_err(|_| TooManyCharges)?;

@@ -10,7 +10,7 @@
 //! let rule = Rule::new("10/s".parse::<Quota>()?, Algorithm::Gcra)?;
 //! let memory = Memory::new(vec![Table::new(1_000, rule.words(), WhenFull::Share)]);
 //! let mut demand = Demand::new();
-//! demand.push(Charge { policy: 0, key: Fingerprint(7), rule: &rule, cost: 4 })?;
+//! demand.push(Charge { policy: 0, key: Fingerprint(7), rule: &rule, cost: 4, spare: 0 })?;
 //! let answer = memory.decide(&demand, 1_000_000_000).expect("nobody moved it");
 //! assert!(answer.is_admit());
 //! assert_eq!(answer.outcomes()[0].remaining, 6);

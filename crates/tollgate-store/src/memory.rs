@@ -190,8 +190,8 @@ impl Seat<'_> {
         match self.place.kind {
             Kind::Own(slot) => self.charge.judge(&self.place.bucket.state(slot), now),
             Kind::Free(..) | Kind::Shared => self.charge.judge(&self.fresh(), now),
-            Kind::None(_) if self.charge.cost == 0 => Verdict::Admit { wait: 0 },
-            Kind::None(_) if self.charge.cost > self.charge.rule.capacity() => Verdict::Never,
+            Kind::None(_) if self.charge.only_looks() => Verdict::Admit { wait: 0 },
+            Kind::None(_) if self.charge.is_never() => Verdict::Never,
             Kind::None(until) => {
                 self.table.count(self.place.kind);
                 Verdict::Full { retry_after: until.saturating_sub(now).max(1) }

@@ -21,7 +21,7 @@ use tollgate_core::{Charge, Fingerprint, Rule, Shape};
 use crate::remote::{Found, Mode, Question, Reply, Server};
 
 /// The version of the schema.
-const SCHEMA: i64 = 1;
+const SCHEMA: i64 = 2;
 
 /// How long a connection may take to be made, if a decision's deadline is not longer.
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
@@ -199,7 +199,7 @@ impl Inner {
         self.same_salt(&client).await?;
         let schema = &self.options.schema;
         let decide = format!(
-            "SELECT * FROM {schema}.decide($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+            "SELECT * FROM {schema}.decide($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"
         );
         let forget = format!(
             "WITH gone AS (DELETE FROM {schema}.counts WHERE key = ANY ($1) AND ends > 0 RETURNING 1) SELECT count(*) FROM gone"
@@ -353,13 +353,15 @@ impl Server for Postgres {
         let phases = each(|charge| charge.phase());
         let units = each(|charge| charge.rule.quota().limit());
         let costs = each(|charge| charge.cost);
+        let spare_increments = each(|charge| charge.spare.saturating_mul(charge.rule.terms().0));
+        let spares = each(|charge| charge.spare);
         let swaps = &question.swaps;
         let expected: Vec<&str> = swaps.iter().map(|swap| swap.found.rule.as_str()).collect();
         let expected_numbers: Vec<String> = swaps.iter().map(|swap| text(&swap.found.numbers)).collect();
         let replacements: Vec<String> = swaps.iter().map(|swap| text(&swap.numbers)).collect();
         let (times, now) = (signed(question.times), question.now.map(signed));
         let (owe, put) = (question.mode == Mode::Owe, question.mode == Mode::Put);
-        let parameters: [&(dyn ToSql + Sync); 16] = [
+        let parameters: [&(dyn ToSql + Sync); 18] = [
             &times,
             &owe,
             &put,
@@ -373,6 +375,8 @@ impl Server for Postgres {
             &phases,
             &units,
             &costs,
+            &spare_increments,
+            &spares,
             &expected,
             &expected_numbers,
             &replacements,

@@ -1,4 +1,4 @@
--- The schema of the shared store, version 1. {schema} and {logged} are filled in when it is made.
+-- The schema of the shared store, version 2. {schema} and {logged} are filled in when it is made.
 --
 -- A state is a row: the rule that it was written under, when it may be forgotten, and its numbers (a cell; a counter's end of the
 -- next window, previous and current; the times of a log's units, oldest first), in nanoseconds since 1970. What an outcome means
@@ -40,24 +40,31 @@ BEGIN
     RETURN '{}';
 END $$;
 
--- How many charges fit, up to `most`.
+-- How many charges fit that leave `spare` units over, up to `most`.
 CREATE OR REPLACE FUNCTION {schema}.fit(shape text, numbers bigint[], now bigint, increment bigint, capacity bigint, win bigint,
-    phase bigint, units bigint, cost bigint, most bigint) RETURNS bigint
+    phase bigint, units bigint, cost bigint, spare_increment bigint, spare bigint, most bigint) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     anchor bigint := now;
     c bigint[];
+    room numeric;
+    each numeric := increment;
 BEGIN
-    IF cost = 0 THEN RETURN most; END IF;
+    IF cost = 0 AND spare = 0 THEN RETURN most; END IF;
     IF shape = 'cell' THEN
         IF win > 0 THEN anchor := now - (now - phase) % win + win; END IF;
-        RETURN least(most, greatest(0, anchor + capacity - greatest(numbers[1], anchor)) / increment);
+        room := anchor + capacity - greatest(numbers[1], anchor) - spare_increment;
     ELSIF shape = 'counter' THEN
         c := {schema}.rolled(numbers, now, win, phase);
-        RETURN least(most, div(greatest(0, (units - c[3])::numeric * win - c[2]::numeric * (win - (greatest(now, c[1]) - c[1]))),
-            cost::numeric * win))::bigint;
+        room := (units - c[3] - spare)::numeric * win - c[2]::numeric * (win - (greatest(now, c[1]) - c[1]));
+        each := cost::numeric * win;
+    ELSE
+        room := units - cardinality({schema}.live(numbers, now, win)) - spare;
+        each := cost;
     END IF;
-    RETURN least(most, greatest(0, units - cardinality({schema}.live(numbers, now, win))) / cost);
+    IF room < 0 THEN RETURN 0; END IF;
+    IF cost = 0 THEN RETURN most; END IF;
+    RETURN least(most, div(room, each))::bigint;
 END $$;
 
 -- The numbers after `n` charges.
@@ -95,7 +102,7 @@ END $$;
 -- for each key the rule ('' for the charge's own) and the numbers that were there.
 CREATE OR REPLACE FUNCTION {schema}.decide(times bigint, owe boolean, put boolean, now_or_null bigint, keys bytea[], rules text[], shapes text[],
     increments bigint[], capacities bigint[], wins bigint[], phases bigint[], units bigint[], costs bigint[],
-    expected text[], expected_numbers text[], replacements text[],
+    spare_increments bigint[], spares bigint[], expected text[], expected_numbers text[], replacements text[],
     OUT done boolean, OUT admitted bigint, OUT now bigint, OUT rules_found text[], OUT numbers_found text[])
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -149,7 +156,7 @@ BEGIN
             state := string_to_array(state_texts[i], ' ')::bigint[];
             IF NOT owe THEN
                 admitted := least(admitted, {schema}.fit(shapes[i], state, now, increments[i], capacities[i], wins[i], phases[i],
-                    units[i], costs[i], times));
+                    units[i], costs[i], spare_increments[i], spares[i], times));
             END IF;
         END LOOP;
         CONTINUE WHEN turn = 1 AND (put OR (admitted > 0 AND (SELECT max(c) FROM unnest(costs) c) > 0));

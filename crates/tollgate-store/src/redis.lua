@@ -1,8 +1,8 @@
 -- Decides a demand, all or nothing, in one step and one round trip.
 --
 -- KEYS: one a charge. ARGV: times, how ("owe" to charge whatever it comes to, "put" to do no more than replace), time ("" for this server's, else seconds and
--- nanoseconds), slack in milliseconds; then twelve a charge: rule, shape, increment, capacity, window, phase (each a pair), limit,
--- cost; then none, or three a charge: the rule and the numbers that must be there, and the numbers that take their place.
+-- nanoseconds), slack in milliseconds; then fifteen a charge: rule, shape, increment, capacity, window, phase, what must be spare (each a pair), limit,
+-- cost, spare units; then none, or three a charge: the rule and the numbers that must be there, and the numbers that take their place.
 -- Every time is a pair of seconds and nanoseconds, for numbers here are doubles and nanoseconds since 1970 do not fit one: no
 -- number below is ever above 2^53.
 --
@@ -103,6 +103,13 @@ local function put(key, c, text, ends)
     redis.call("SET", key, c.rule .. "|" .. text, "PX", expire(ends))
 end
 
+-- How many charges fit into so many units.
+local function fit_units(c, left)
+    if left < c.spare_units then return 0 end
+    if c.cost == 0 then return c.most end
+    return math.floor((left - c.spare_units) / c.cost)
+end
+
 -- Each shape: how many charges fit, and what a number of charges writes.
 
 local function cell(key, c)
@@ -124,9 +131,10 @@ local function cell(key, c)
         end
         put(key, c, string.format("%.0f %.0f", to[1], to[2]), to)
     end
-    local room = sub(add(anchor, c.capacity), base)
-    if c.cost == 0 then return c.most end
+    local room = sub(sub(add(anchor, c.capacity), base), c.spare)
+    if c.looks then return c.most end
     if room[1] < 0 then return 0 end
+    if c.cost == 0 then return c.most end
     return (divide(room, c.increment))
 end
 
@@ -148,11 +156,11 @@ local function counter(key, c)
         local ends = add(start, add(c.window, c.window))
         put(key, c, string.format("%.0f %.0f %.0f %.0f", ends[1], ends[2], previous, current + n * c.cost), ends)
     end
-    if c.cost == 0 then return c.most end
+    if c.looks then return c.most end
     local left = sub(c.window, sub(later(now, start), start))
     local whole, rest = divide(times(left, previous), c.window)
     if not zero(rest) then whole = whole + 1 end
-    return math.floor(math.max(0, c.limit - current - whole) / c.cost)
+    return fit_units(c, c.limit - current - whole)
 end
 
 -- A log: a list of the rule and the times of units, oldest first.
@@ -182,8 +190,8 @@ local function log(key, c)
         for _ = 1, more do redis.call("RPUSH", key, text) end
         redis.call("PEXPIRE", key, expire(add(newest, c.window)))
     end
-    if c.cost == 0 then return c.most end
-    return math.floor(math.max(0, c.limit - (#held - spent)) / c.cost)
+    if c.looks then return c.most end
+    return fit_units(c, c.limit - (#held - spent))
 end
 
 -- Goes on from other numbers than those that are there. They are written with the next charge, or for their own sake.
@@ -195,17 +203,19 @@ end
 
 local charges, done = {}, true
 for index, key in ipairs(KEYS) do
-    local at = 6 + (index - 1) * 12
+    local at = 6 + (index - 1) * 15
     local c = {
         rule = ARGV[at], shape = ARGV[at + 1], increment = pair(at + 2), capacity = pair(at + 4), window = pair(at + 6),
-        phase = pair(at + 8), limit = num(at + 10), cost = num(at + 11), most = num(1),
+        phase = pair(at + 8), spare = pair(at + 10), limit = num(at + 12), cost = num(at + 13), spare_units = num(at + 14),
+        most = num(1),
     }
+    c.looks = c.cost == 0 and c.spare_units == 0
     local other
     other, c.text, c.list = read(key, c.shape)
     if not c.text then return redis.error_reply("WRONGTYPE " .. key .. " is somebody else's") end
     c.other = (other == c.rule or c.text == "") and "" or other
     if not c.list or #c.list == 0 then c.list = { c.rule } end
-    local expected = 6 + #KEYS * 12 + (index - 1) * 3
+    local expected = 6 + #KEYS * 15 + (index - 1) * 3
     if ARGV[expected] then
         done = done and ARGV[expected] == c.other and ARGV[expected + 1] == c.text
         c.put = ARGV[expected + 2]

@@ -192,7 +192,7 @@ impl<V: Server> Remote<V> {
     async fn take(&self, demand: &Demand<'_>, times: u64, now: u64) -> Result<Answer, Unanswered> {
         let owe = demand.intent() == Intent::Owe;
         // What costs more than there can ever be is only looked at.
-        let never = !owe && demand.charges().iter().any(|charge| charge.cost > charge.rule.capacity());
+        let never = !owe && demand.charges().iter().any(Charge::is_never);
         let mode = if owe { Mode::Owe } else { Mode::Take };
         let mut question = self.question(demand.charges(), if never { 0 } else { times }, mode, now);
         for _ in 0..MAX_TRIES {

@@ -19,10 +19,11 @@ pub(crate) fn charge_arguments(command: &mut Cmd, charge: &Charge<'_>, rule_text
         Shape::Log => ("log", rule.quota().window()),
     };
     command.arg(rule_text).arg(shape);
-    for nanos in [charge.cost.saturating_mul(interval), capacity, window, charge.phase()] {
+    let span = |units: u64| units.saturating_mul(interval);
+    for nanos in [span(charge.cost), capacity, window, charge.phase(), span(charge.spare)] {
         pair(command, nanos);
     }
-    command.arg(rule.quota().limit()).arg(charge.cost);
+    command.arg(rule.quota().limit()).arg(charge.cost).arg(charge.spare);
 }
 
 /// The shape of a state that was found under this rule, which is the charge's when it is empty.

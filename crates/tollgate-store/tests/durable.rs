@@ -67,7 +67,7 @@ fn rule(text: &str, algorithm: Algorithm) -> Rule {
 
 fn ask(store: &Durable, rule: &Rule, key: u128, cost: u64, now: u64) -> tollgate_core::Outcome {
     let mut demand = Demand::new();
-    demand.push(Charge { policy: 0, key: spread(key), rule, cost }).unwrap();
+    demand.push(Charge { policy: 0, key: spread(key), rule, cost, spare: 0 }).unwrap();
     pollster::block_on(store.decide(&demand, now)).unwrap().outcomes()[0]
 }
 
@@ -118,12 +118,12 @@ fn forgotten_keys_and_unnamed_policies_leave_nothing_in_the_file() {
         ask(&store, &rule, key, 2, START);
     }
     let mut unnamed = Demand::new();
-    unnamed.push(Charge { policy: 1, key: spread(2_000), rule: &rule, cost: 1 }).unwrap();
+    unnamed.push(Charge { policy: 1, key: spread(2_000), rule: &rule, cost: 1, spare: 0 }).unwrap();
     assert!(pollster::block_on(store.decide(&unnamed, START)).unwrap().is_admit());
     let later = START + 10 * SECOND;
     ask(&store, &rule, 1_000, 1, later);
     ask(&store, &rule, 1_001, 1, later);
-    let charge = Charge { policy: 0, key: spread(1_001), rule: &rule, cost: 1 };
+    let charge = Charge { policy: 0, key: spread(1_001), rule: &rule, cost: 1, spare: 0 };
     let forgotten = pollster::block_on(store.decide(&Demand::of(charge).to(Intent::Forget), later));
     assert_eq!(forgotten.unwrap().admitted, 1);
     drop(store);
@@ -180,11 +180,11 @@ fn a_file_that_cannot_be_written_refuses_and_recovers_by_itself() {
     // SQLite stops at a number of pages as it would at the end of a disk.
     store.limit_pages(1);
     let mut demand = Demand::new();
-    demand.push(Charge { policy: 0, key: spread(2), rule: &rule, cost: 1 }).unwrap();
+    demand.push(Charge { policy: 0, key: spread(2), rule: &rule, cost: 1, spare: 0 }).unwrap();
     let mut failures = 0;
     for key in 10..3_000_u128 {
         let mut demand = Demand::new();
-        demand.push(Charge { policy: 0, key: spread(key), rule: &rule, cost: 3 }).unwrap();
+        demand.push(Charge { policy: 0, key: spread(key), rule: &rule, cost: 3, spare: 0 }).unwrap();
         failures += usize::from(pollster::block_on(store.decide(&demand, START)).is_err());
     }
     assert!(failures > 100, "{failures} failures on a full disk");

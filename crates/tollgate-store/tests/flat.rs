@@ -22,7 +22,7 @@ fn flood(when_full: WhenFull, keys: u64) -> (Admissions, tollgate_store::Events)
     for number in 0..keys {
         mixed = mixed.wrapping_mul(0xDA94_2042_E4DD_58B5_1234_5678_9ABC_DEF1).wrapping_add(0x9E37_79B9);
         let now = START + number * 60 * SECOND / keys;
-        let invented = Charge { policy: 0, key: Fingerprint(mixed), rule: &rule, cost: 10 };
+        let invented = Charge { policy: 0, key: Fingerprint(mixed), rule: &rule, cost: 10, spare: 0 };
         memory.check(&invented, now).unwrap();
         if number == 3_000_000 {
             touched = resident();

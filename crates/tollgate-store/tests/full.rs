@@ -25,7 +25,7 @@ fn table(rule: &Rule, keys: usize, when_full: WhenFull) -> Memory {
 }
 
 fn ask(memory: &Memory, rule: &Rule, number: u64, cost: u64, now: u64) -> Verdict {
-    memory.check(&Charge { policy: 0, key: key(number), rule, cost }, now).unwrap().verdict
+    memory.check(&Charge { policy: 0, key: key(number), rule, cost, spare: 0 }, now).unwrap().verdict
 }
 
 /// 50 keys are limited; a flood of new keys comes; the 50 are asked again and again.
@@ -126,7 +126,13 @@ fn a_demand_that_shares_and_takes_a_slot_charges_both() {
         let mut demand = Demand::new();
         for number in 0..4 {
             demand
-                .push(Charge { policy: 0, key: key(round * 10 + number), rule: &small, cost: 1 + number })
+                .push(Charge {
+                    policy: 0,
+                    key: key(round * 10 + number),
+                    rule: &small,
+                    cost: 1 + number,
+                    spare: 0,
+                })
                 .unwrap();
         }
         let before = look(&memory, &demand);
@@ -175,7 +181,7 @@ fn keys_of_one_demand_never_take_one_place() {
             let mut demand = Demand::new();
             for number in 0..6 {
                 let key = key((round * 3 + number) % 23);
-                demand.push(Charge { policy: 0, key, rule: &rule, cost: 1 }).unwrap();
+                demand.push(Charge { policy: 0, key, rule: &rule, cost: 1, spare: 0 }).unwrap();
             }
             let before: Vec<u64> = look(&memory, &demand);
             let answer = memory.decide(&demand, START).unwrap();
@@ -215,7 +221,7 @@ fn a_changed_rule_applies_at_once_to_every_key_and_keeps_what_was_used() {
         }
         let copy = memory.table(0).unwrap().carry(new.words(), WhenFull::Share, &Change(old, new), START);
         assert_eq!(forget(&memory, &old, key(1)), Err(tollgate_store::Moved));
-        let charge = Charge { policy: 0, key: key(1), rule: &old, cost: 1 };
+        let charge = Charge { policy: 0, key: key(1), rule: &old, cost: 1, spare: 0 };
         assert_eq!(
             memory.check(&charge, START),
             Err(tollgate_store::Moved),
@@ -230,7 +236,7 @@ fn a_changed_rule_applies_at_once_to_every_key_and_keeps_what_was_used() {
 }
 
 fn forget(memory: &Memory, rule: &Rule, key: Fingerprint) -> Result<u64, tollgate_store::Moved> {
-    let demand = Demand::of(Charge { policy: 0, key, rule, cost: 1 }).to(Intent::Forget);
+    let demand = Demand::of(Charge { policy: 0, key, rule, cost: 1, spare: 0 }).to(Intent::Forget);
     memory.decide(&demand, START).map(|answer| answer.admitted)
 }
 

@@ -39,7 +39,7 @@ fn rule(text: &str, algorithm: Algorithm) -> Rule {
 }
 
 fn ask(store: &impl Store, rule: &Rule, key: u128, cost: u64, now: u64) -> Result<Outcome, Unanswered> {
-    let demand = Demand::of(Charge { policy: 0, key: Fingerprint(key), rule, cost });
+    let demand = Demand::of(Charge { policy: 0, key: Fingerprint(key), rule, cost, spare: 0 });
     RUNTIME.block_on(store.decide(&demand, now)).map(|answer| answer.outcomes()[0])
 }
 

@@ -67,7 +67,7 @@ fn ask(
     now: u64,
 ) -> Result<tollgate_core::Outcome, Unanswered> {
     let mut demand = Demand::new();
-    demand.push(Charge { policy: 0, key: Fingerprint(key), rule, cost }).unwrap();
+    demand.push(Charge { policy: 0, key: Fingerprint(key), rule, cost, spare: 0 }).unwrap();
     RUNTIME.block_on(store.decide(&demand, now)).map(|answer| answer.outcomes()[0])
 }
 

@@ -63,7 +63,8 @@ fn restore(policies: &Policies, memory: &Memory, kept: Vec<Kept>, now: u64) -> u
             // Written by a clock that is ahead of this one: what it owes at most, from now.
             kept.words.fill(0);
             let cost = kept.rule.capacity();
-            Charge { policy: 0, key: kept.key, rule: &kept.rule, cost }.apply(kept.words.as_mut_slice(), now);
+            Charge { policy: 0, key: kept.key, rule: &kept.rule, cost, spare: 0 }
+                .apply(kept.words.as_mut_slice(), now);
         }
         let tier = tiers.get(usize::from(ready.index)).and_then(|tiers| tiers.get(&kept.key));
         let rule = tier.unwrap_or(ready.usual());

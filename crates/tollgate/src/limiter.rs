@@ -117,7 +117,7 @@ impl Limiter<Memory> {
                 return Decision::OUT_OF_REACH;
             }
             let (key, rule) = ready.key(subject.as_ref());
-            if let Ok(outcome) = active.store.check(&Charge { policy: 0, key, rule, cost }, now) {
+            if let Ok(outcome) = active.store.check(&Charge { policy: 0, key, rule, cost, spare: 0 }, now) {
                 return outcome.into();
             }
             // A reload is about to put the next generation in force.

@@ -46,7 +46,7 @@ impl ReadCap {
     }
 
     fn admits(&self, cost: u64, now: u64) -> bool {
-        let charge = Charge { policy: 0, key: Fingerprint::default(), rule: &self.rule, cost };
+        let charge = Charge { policy: 0, key: Fingerprint::default(), rule: &self.rule, cost, spare: 0 };
         let mut cell = self.cell.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         charge.decide(&mut *cell, now).verdict.is_admit()
     }
@@ -356,7 +356,8 @@ impl<S: Store> Places<'_, S> {
     pub(crate) async fn forget(&self, ready: &Ready, subject: &[u8], now: u64) -> Result<bool, Unanswered> {
         let (key, rule) = ready.key(subject);
         let place = ready.policy.placement.place();
-        let forget = |key| Demand::of(Charge { policy: ready.index, key, rule, cost: 0 }).to(Intent::Forget);
+        let forget =
+            |key| Demand::of(Charge { policy: ready.index, key, rule, cost: 0, spare: 0 }).to(Intent::Forget);
         if place != Place::Here {
             for key in [first_key(key), instead_key(key)] {
                 self.here.decide(&forget(key), now).await?;

@@ -168,7 +168,7 @@ impl<'p> Plan<'p> {
             Err(_) if shadow => return Ok(()),
             Err(reason) => return Err((reason, scope)),
         };
-        let charge = Charge { policy: ready.index, key: ready.policy.spread_key(key), rule, cost };
+        let charge = Charge { policy: ready.index, key: ready.policy.spread_key(key), rule, cost, spare: 0 };
         if shadow {
             // One that finds no room only fails to watch.
             let _unwatched = self.shadows.try_push((charge, back));

@@ -25,7 +25,7 @@ fn rule(quota: &str, algorithm: Algorithm) -> Rule {
 /// Asks for one unit, and gives whether it was admitted and when by the store's clock.
 #[allow(clippy::expect_used, reason = "a law that cannot be tried is broken, and says why")]
 async fn ask(store: &impl Store, rule: &Rule, key: Fingerprint, now: u64) -> (bool, u64) {
-    let answer = store.decide(&Demand::of(Charge { policy: 0, key, rule, cost: 1 }), now).await;
+    let answer = store.decide(&Demand::of(Charge { policy: 0, key, rule, cost: 1, spare: 0 }), now).await;
     let answer = answer.expect("the store answers");
     (answer.is_admit(), answer.now)
 }

@@ -63,7 +63,7 @@ impl View {
     }
 
     const fn charge(&self, key: Fingerprint, cost: u64) -> Charge<'_> {
-        Charge { policy: self.policy, key, rule: &self.rule, cost }
+        Charge { policy: self.policy, key, rule: &self.rule, cost, spare: 0 }
     }
 }
 

@@ -94,7 +94,7 @@ impl<S: Store + 'static> Store for Coalescing<S> {
         let ([charge], Intent::Take { times: 1 }) = (demand.charges(), demand.intent()) else {
             return self.inner.decide(demand, now).await;
         };
-        if charge.cost == 0 {
+        if charge.cost == 0 || charge.spare > 0 {
             return self.inner.decide(demand, now).await;
         }
         let mut turn = match self.turn(charge).await {
@@ -124,7 +124,7 @@ impl<S: Store + 'static> Store for Coalescing<S> {
 async fn ask<S: Store>(store: Arc<S>, mut turn: Turn, policy: u16, now: u64) {
     let Some(first) = turn.others.first() else { return };
     let (rule, cost) = (first.rule, first.cost);
-    let charge = Charge { policy, key: turn.key, rule: &rule, cost };
+    let charge = Charge { policy, key: turn.key, rule: &rule, cost, spare: 0 };
     let times = u64::try_from(turn.others.len()).unwrap_or(u64::MAX);
     let answer = store.decide(&Demand::of(charge).times(times), now).await;
     for (nth, other) in (1..).zip(turn.others.drain(..)) {

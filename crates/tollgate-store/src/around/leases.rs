@@ -199,7 +199,7 @@ impl<S: Store> Store for Leases<S> {
             return self.inner.decide(demand, now).await;
         };
         let now = self.now.as_ref().map_or(now, |clock| clock());
-        if !leased(charge) || charge.cost == 0 || charge.cost > charge.rule.capacity() {
+        if !leased(charge) || charge.cost == 0 || charge.spare > 0 || charge.is_never() {
             return self.inner.decide(demand, now).await;
         }
         let Spent { spent, charged, outcome, more } = self.spend(charge, times, now);

@@ -31,6 +31,7 @@ struct Refusal {
     key: Fingerprint,
     rule: Rule,
     cost: u64,
+    spare: u64,
     outcome: Outcome,
     /// The store's time of the refusal, and the caller's when it asked: no later than that, so that the store's time as
     /// it is reckoned from them is never behind.
@@ -63,7 +64,8 @@ impl Refusal {
         retry_after.checked_sub(passed).filter(|left| *left > 0)?;
         let passed = now.saturating_sub(self.received);
         let retry_after = retry_after.saturating_sub(passed);
-        (charge.cost == 1 && self.cost == 1).then(|| Outcome {
+        let one = |cost: u64, spare: u64| (cost, spare) == (1, 0);
+        (one(charge.cost, charge.spare) && one(self.cost, self.spare)).then(|| Outcome {
             verdict: Verdict::Refuse { retry_after },
             reset_after: self.outcome.reset_after.saturating_sub(passed),
             ..self.outcome
@@ -91,7 +93,7 @@ impl<S> Refusals<S> {
 
     fn recall(&self, charge: &Charge<'_>, now: u64) -> Option<Outcome> {
         let place = self.place(charge.key)?.lock().unwrap_or_else(PoisonError::into_inner);
-        place.as_ref().filter(|_| charge.cost > 0)?.recall(charge, now)
+        place.as_ref().filter(|_| !charge.only_looks())?.recall(charge, now)
     }
 
     /// The answer, when a charge of the demand is known to be refused: the store need not be asked about the others.
@@ -108,11 +110,21 @@ impl<S> Refusals<S> {
 
     /// Remembers who was refused, and what became of those who had been and now are not.
     fn remember(&self, demand: &Demand<'_>, answer: &Answer, (sent, received): (u64, u64)) {
-        for (charge, outcome) in demand.charges().iter().zip(answer.outcomes()).filter(|(c, _)| c.cost > 0) {
+        for (charge, outcome) in
+            demand.charges().iter().zip(answer.outcomes()).filter(|(c, _)| !c.only_looks())
+        {
             let Some(place) = self.place(charge.key) else { continue };
-            let Charge { key, rule, cost, .. } = *charge;
-            let refusal =
-                Refusal { key, rule: *rule, cost, outcome: *outcome, store: answer.now, sent, received };
+            let Charge { key, rule, cost, spare, .. } = *charge;
+            let refusal = Refusal {
+                key,
+                rule: *rule,
+                cost,
+                spare,
+                outcome: *outcome,
+                store: answer.now,
+                sent,
+                received,
+            };
             let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
             let refused = matches!(outcome.verdict, Verdict::Refuse { .. });
             let moved = answer.is_admit() && place.is_some_and(|known| known.key == key);

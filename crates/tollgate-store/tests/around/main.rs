@@ -30,7 +30,7 @@ fn rule(text: &str, algorithm: Algorithm) -> Rule {
 }
 
 fn charge(rule: &Rule, key: u128, cost: u64) -> Charge<'_> {
-    Charge { policy: 0, key: Fingerprint(key << 64 | key), rule, cost }
+    Charge { policy: 0, key: Fingerprint(key << 64 | key), rule, cost, spare: 0 }
 }
 
 /// A store that counts what it is asked, and answers only when it may, or fails.

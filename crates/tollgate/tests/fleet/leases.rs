@@ -51,7 +51,8 @@ fn worker() {
     let clock = || 1 + u64::try_from(start.elapsed().as_nanos()).unwrap();
     let (mut admitted, mut decisions) = (String::new(), 0_u64);
     let mut decide = async || {
-        let demand = Demand::of(Charge { policy: 0, key: Fingerprint(1 << 64 | 1), rule: &rule, cost: 1 });
+        let demand =
+            Demand::of(Charge { policy: 0, key: Fingerprint(1 << 64 | 1), rule: &rule, cost: 1, spare: 0 });
         let (leased, at) = (tally.count(Event::Leased), wall());
         let answer = store.decide(&demand, clock()).await.unwrap();
         decisions += 1;

@@ -166,7 +166,8 @@ fn a_state_under_stated_rules_is_one_time() {
     let rule = |text: &str| Rule::gcra(text.parse().unwrap()).stated();
     let (wide, narrow) = (rule("1000/1s burst 1000"), rule("1000/1s burst 1"));
     assert_eq!(wide.to_string().parse(), Ok(wide));
-    let charge = |rule, cost| tollgate::Charge { policy: 0, key: tollgate::Fingerprint(1), rule, cost };
+    let charge =
+        |rule, cost| tollgate::Charge { policy: 0, key: tollgate::Fingerprint(1), rule, cost, spare: 0 };
     let (mut cell, mut carried) = ([0], [0]);
     assert!(charge(&wide, 1_000).decide(&mut cell, START).verdict.is_admit());
     tollgate_core::carry(tollgate::Fingerprint(1), &wide, &cell, &narrow, &mut carried, START + 1);
