@@ -360,11 +360,16 @@ impl Server for Postgres {
         let expected_numbers: Vec<String> = swaps.iter().map(|swap| text(&swap.found.numbers)).collect();
         let replacements: Vec<String> = swaps.iter().map(|swap| text(&swap.numbers)).collect();
         let (times, now) = (signed(question.times), question.now.map(signed));
-        let (owe, put) = (question.mode == Mode::Owe, question.mode == Mode::Put);
+        let (how, charged) = match question.mode {
+            Mode::Take => ("", None),
+            Mode::Owe => ("owe", None),
+            Mode::Back(charged) => ("back", charged.map(signed)),
+            Mode::Put => ("put", None),
+        };
         let parameters: [&(dyn ToSql + Sync); 18] = [
             &times,
-            &owe,
-            &put,
+            &how,
+            &charged,
             &now,
             &keys,
             &rules,

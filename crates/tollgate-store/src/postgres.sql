@@ -94,13 +94,42 @@ BEGIN
     RETURN c[greatest(1, cardinality(c) - units + 1):];
 END $$;
 
--- Decides a demand, all or nothing, in one statement. `owe` charges whatever it comes to; `put` does no more than replace.
+-- The numbers of a cell or counter after the return of a charge that was made at `charged`.
+CREATE OR REPLACE FUNCTION {schema}.refunded(shape text, numbers bigint[], now bigint, increment bigint, capacity bigint, win bigint,
+    phase bigint, cost bigint, charged bigint) RETURNS bigint[]
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    anchor bigint := now;
+    owed bigint := least(increment, capacity);
+    c bigint[];
+BEGIN
+    IF cardinality(numbers) = 0 THEN RETURN numbers; END IF;
+    IF shape = 'cell' THEN
+        IF win > 0 THEN anchor := now - (now - phase) % win + win; END IF;
+        IF numbers[1] <= anchor THEN RETURN numbers; END IF;
+        IF win = 0 THEN
+            -- What has leaked away since is not given back.
+            owed := greatest(0, owed - (now - charged));
+        ELSIF charged - (charged - phase) % win + win <> anchor THEN
+            RETURN numbers;
+        END IF;
+        RETURN ARRAY[greatest(anchor, numbers[1] - owed)];
+    END IF;
+    c := {schema}.rolled(numbers, now, win, phase);
+    IF charged >= c[1] THEN c[3] := greatest(0, c[3] - cost);
+    ELSIF charged + win >= c[1] THEN c[2] := greatest(0, c[2] - cost);
+    END IF;
+    RETURN ARRAY[c[1] + 2 * win, c[2], c[3]];
+END $$;
+
+-- Decides a demand, all or nothing, in one statement. `how` is '', 'owe' to charge whatever it comes to, 'back' to give back what was
+-- charged at `charged_or_null`, or 'put' to do no more than replace.
 -- `now_or_null` is for tests: else this server's clock decides. `expected` and
 -- the arrays after it are empty, or say for each key which rule and numbers must be there, and what takes their place.
 --
 -- Gives whether it was done (every state was of the charge's rule, or as expected; if not, nothing was), how many times, when, and
 -- for each key the rule ('' for the charge's own) and the numbers that were there.
-CREATE OR REPLACE FUNCTION {schema}.decide(times bigint, owe boolean, put boolean, now_or_null bigint, keys bytea[], rules text[], shapes text[],
+CREATE OR REPLACE FUNCTION {schema}.decide(times bigint, how text, charged_or_null bigint, now_or_null bigint, keys bytea[], rules text[], shapes text[],
     increments bigint[], capacities bigint[], wins bigint[], phases bigint[], units bigint[], costs bigint[],
     spare_increments bigint[], spares bigint[], expected text[], expected_numbers text[], replacements text[],
     OUT done boolean, OUT admitted bigint, OUT now bigint, OUT rules_found text[], OUT numbers_found text[])
@@ -154,18 +183,22 @@ BEGIN
         END IF;
         FOR i IN 1 .. size LOOP
             state := string_to_array(state_texts[i], ' ')::bigint[];
-            IF NOT owe THEN
+            IF how = '' THEN
                 admitted := least(admitted, {schema}.fit(shapes[i], state, now, increments[i], capacities[i], wins[i], phases[i],
                     units[i], costs[i], spare_increments[i], spares[i], times));
             END IF;
         END LOOP;
-        CONTINUE WHEN turn = 1 AND (put OR (admitted > 0 AND (SELECT max(c) FROM unnest(costs) c) > 0));
+        CONTINUE WHEN turn = 1 AND (how IN ('put', 'back') OR (admitted > 0 AND (SELECT max(c) FROM unnest(costs) c) > 0));
         IF turn > 1 THEN
             FOR i IN 1 .. size LOOP
                 state := string_to_array(state_texts[i], ' ')::bigint[];
-                CONTINUE WHEN NOT put AND (admitted = 0 OR costs[i] = 0);
-                state := CASE WHEN put THEN state ELSE {schema}.charged(shapes[i], state, now, increments[i],
-                    capacities[i], wins[i], phases[i], units[i], costs[i], admitted) END;
+                CONTINUE WHEN how IN ('', 'owe') AND (admitted = 0 OR costs[i] = 0);
+                state := CASE how
+                    WHEN 'put' THEN state
+                    WHEN 'back' THEN {schema}.refunded(shapes[i], state, now, increments[i], capacities[i], wins[i], phases[i],
+                        costs[i], least(now, coalesce(charged_or_null, now)))
+                    ELSE {schema}.charged(shapes[i], state, now, increments[i], capacities[i], wins[i], phases[i], units[i],
+                        costs[i], admitted) END;
                 UPDATE {schema}.counts c SET rule = rules[i], numbers = state,
                     ends = coalesce(CASE WHEN shapes[i] = 'log' THEN state[cardinality(state)] + wins[i] ELSE state[1] END, 0)
                     WHERE c.key = keys[i];

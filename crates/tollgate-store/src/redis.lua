@@ -1,7 +1,8 @@
 -- Decides a demand, all or nothing, in one step and one round trip.
 --
--- KEYS: one a charge. ARGV: times, how ("owe" to charge whatever it comes to, "put" to do no more than replace), time ("" for this server's, else seconds and
--- nanoseconds), slack in milliseconds; then fifteen a charge: rule, shape, increment, capacity, window, phase, what must be spare (each a pair), limit,
+-- KEYS: one a charge. ARGV: times, how ("owe" to charge whatever it comes to, "back" to give back, "put" to do no more than replace),
+-- time ("" for this server's, else seconds and nanoseconds), slack in milliseconds, when what is given back was charged ("" when that is
+-- not known); then fifteen a charge: rule, shape, increment, capacity, window, phase, what must be spare (each a pair), limit,
 -- cost, spare units; then none, or three a charge: the rule and the numbers that must be there, and the numbers that take their place.
 -- Every time is a pair of seconds and nanoseconds, for numbers here are doubles and nanoseconds since 1970 do not fit one: no
 -- number below is ever above 2^53.
@@ -61,6 +62,8 @@ else
     now = { num(3), num(4) }
 end
 local slack = num(5)
+local charged = now
+if ARGV[6] ~= "" and less(pair(6), now) then charged = pair(6) end
 
 -- How long a state is kept after it has lost its meaning, for clocks that step back.
 local function expire(ends)
@@ -115,11 +118,12 @@ end
 local function cell(key, c)
     local held = words(c.text)
     local at = { held[1] or 0, held[2] or 0 }
-    local anchor = now
-    if not zero(c.window) then
-        local _, into = divide(sub(now, c.phase), c.window)
-        anchor = add(sub(now, into), c.window)
+    local function anchor_at(time)
+        if zero(c.window) then return time end
+        local _, into = divide(sub(time, c.phase), c.window)
+        return add(sub(time, into), c.window)
     end
+    local anchor = anchor_at(now)
     local base = later(at, anchor)
     c.write = function(n)
         local to = at
@@ -129,6 +133,20 @@ local function cell(key, c)
             local most = add(anchor, zero(c.window) and SPAN or c.capacity)
             if less(most, to) then to = later(most, at) end
         end
+        put(key, c, string.format("%.0f %.0f", to[1], to[2]), to)
+    end
+    c.back = function()
+        if not less(anchor, at) then return end
+        local owed = c.increment
+        if less(c.capacity, owed) then owed = c.capacity end
+        if zero(c.window) then
+            -- What has leaked away since is not given back.
+            owed = sub(owed, sub(now, charged))
+        elseif less(anchor_at(charged), anchor) then
+            return
+        end
+        if owed[1] < 0 then return end
+        local to = later(sub(at, owed), anchor)
         put(key, c, string.format("%.0f %.0f", to[1], to[2]), to)
     end
     local room = sub(sub(add(anchor, c.capacity), base), c.spare)
@@ -155,6 +173,15 @@ local function counter(key, c)
     c.write = function(n)
         local ends = add(start, add(c.window, c.window))
         put(key, c, string.format("%.0f %.0f %.0f %.0f", ends[1], ends[2], previous, current + n * c.cost), ends)
+    end
+    c.back = function()
+        if not held[1] then return end
+        if not less(charged, start) then
+            current = math.max(0, current - c.cost)
+        elseif not less(add(charged, c.window), start) then
+            previous = math.max(0, previous - c.cost)
+        end
+        c.write(0)
     end
     if c.looks then return c.most end
     local left = sub(c.window, sub(later(now, start), start))
@@ -203,7 +230,7 @@ end
 
 local charges, done = {}, true
 for index, key in ipairs(KEYS) do
-    local at = 6 + (index - 1) * 15
+    local at = 8 + (index - 1) * 15
     local c = {
         rule = ARGV[at], shape = ARGV[at + 1], increment = pair(at + 2), capacity = pair(at + 4), window = pair(at + 6),
         phase = pair(at + 8), spare = pair(at + 10), limit = num(at + 12), cost = num(at + 13), spare_units = num(at + 14),
@@ -215,7 +242,7 @@ for index, key in ipairs(KEYS) do
     if not c.text then return redis.error_reply("WRONGTYPE " .. key .. " is somebody else's") end
     c.other = (other == c.rule or c.text == "") and "" or other
     if not c.list or #c.list == 0 then c.list = { c.rule } end
-    local expected = 6 + #KEYS * 15 + (index - 1) * 3
+    local expected = 8 + #KEYS * 15 + (index - 1) * 3
     if ARGV[expected] then
         done = done and ARGV[expected] == c.other and ARGV[expected + 1] == c.text
         c.put = ARGV[expected + 2]
@@ -234,7 +261,7 @@ if done then
             swap(c, c.put)
         end
         local fit = shapes[c.shape](key, c)
-        if ARGV[2] ~= "owe" then admitted = math.min(admitted, fit) end
+        if ARGV[2] == "" then admitted = math.min(admitted, fit) end
     end
 end
 local answer = {
@@ -249,6 +276,8 @@ for index, c in ipairs(charges) do
         elseif c.swapped then
             c.write(0)
         end
+    elseif done and ARGV[2] == "back" then
+        c.back()
     elseif admitted > 0 and c.cost > 0 then
         c.write(admitted)
     end

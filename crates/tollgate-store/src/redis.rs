@@ -251,6 +251,7 @@ impl Redis {
         command.arg(question.times.min(MAX_TIMES)).arg(match question.mode {
             Mode::Take => "",
             Mode::Owe => "owe",
+            Mode::Back(_) => "back",
             Mode::Put => "put",
         });
         match question.now {
@@ -258,6 +259,10 @@ impl Redis {
             Some(now) => pair(command, now),
         };
         command.arg(u64::try_from(self.options.clock_slack.as_millis()).unwrap_or(u64::MAX));
+        match question.mode {
+            Mode::Back(Some(charged)) => pair(command, charged),
+            _ => command.arg("").arg(""),
+        };
         for charge in question.charges {
             charge_arguments(command, charge, &self.text_of(charge.rule));
         }

@@ -13,8 +13,11 @@ use tollgate_core::{Charge, Fingerprint, Rule, Shape, Verdict, carry};
 
 use crate::{Answer, Demand, Event, Intent, MAX_CHARGES, Store, Tally, Unanswered};
 
-/// How often a swap is tried while others write the same key.
+/// How often a changed rule is carried over while others write the same key.
 const MAX_TRIES: usize = 8;
+
+/// The same for a refund to a log, whose other charges others go on making: as often as there is time for.
+const MAX_REFUND_TRIES: usize = 1_000;
 
 /// Round trips in a row that were not answered in time, after which the connection is not trusted any more.
 const MAX_LATE: u32 = 3;
@@ -53,6 +56,8 @@ pub enum Mode {
     Take,
     /// To charge whatever it comes to.
     Owe,
+    /// To give back what was charged at this time, if that is known. Not for logs.
+    Back(Option<u64>),
     /// To write the swaps, and no more.
     Put,
 }
@@ -205,12 +210,24 @@ impl<V: Server> Remote<V> {
         Err(Unanswered::Contended)
     }
 
-    /// Gives back: looks, works out what the state is then, and swaps it in.
+    /// Gives back.
     async fn give_back(&self, demand: &Demand<'_>, charged: u64, now: u64) -> Result<Answer, Unanswered> {
+        if demand.charges().iter().all(|charge| charge.rule.shape() != Shape::Log) {
+            let mode = Mode::Back((charged != Charge::LATELY).then_some(charged));
+            let reply = self.ask(&self.question(demand.charges(), 1, mode, now)).await?;
+            if reply.done {
+                return given_back(demand, &reply, |charge, words| charge.refund(words, charged, reply.now));
+            }
+        }
+        self.swap_back(demand, charged, now).await
+    }
+
+    /// The same for logs, and for states under other rules: looks, works out what the state is then, and swaps it in.
+    async fn swap_back(&self, demand: &Demand<'_>, charged: u64, now: u64) -> Result<Answer, Unanswered> {
         let mut question = self.question(demand.charges(), 0, Mode::Take, now);
         let mut reply = self.ask(&question).await?;
         question.mode = Mode::Put;
-        for _ in 0..MAX_TRIES {
+        for _ in 0..MAX_REFUND_TRIES {
             question.swaps = swaps(demand, &reply, |found, charge, now| {
                 let mut words = found.carried(charge, now);
                 charge.refund(words.as_mut_slice(), charged, now);
@@ -218,13 +235,7 @@ impl<V: Server> Remote<V> {
             });
             reply = self.ask(&question).await?;
             if reply.done {
-                let mut answer = Answer::new(reply.now, 1);
-                for (charge, found) in demand.charges().iter().zip(&reply.found) {
-                    let words = found.words(charge.rule).ok_or(Unanswered::Unavailable)?;
-                    let look = charge.outcome(Verdict::Admit { wait: 0 }, words.as_slice(), reply.now);
-                    answer.push(look);
-                }
-                return Ok(answer);
+                return given_back(demand, &reply, |_, _| {});
             }
         }
         Err(Unanswered::Contended)
@@ -241,6 +252,21 @@ impl<V: Server> Remote<V> {
         }
         Ok(answer)
     }
+}
+
+/// How keys stand that something was given back to, after `then` what was found.
+fn given_back(
+    demand: &Demand<'_>,
+    reply: &Reply,
+    then: impl Fn(&Charge<'_>, &mut [u64]),
+) -> Result<Answer, Unanswered> {
+    let mut answer = Answer::new(reply.now, 1);
+    for (charge, found) in demand.charges().iter().zip(&reply.found) {
+        let mut words = found.words(charge.rule).ok_or(Unanswered::Unavailable)?;
+        then(charge, words.as_mut_slice());
+        answer.push(charge.outcome(Verdict::Admit { wait: 0 }, words.as_slice(), reply.now));
+    }
+    Ok(answer)
 }
 
 /// For every charge, what is to take the place of what was found.

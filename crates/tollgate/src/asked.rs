@@ -12,6 +12,8 @@ pub const MAX_ASKED: usize = 16;
 pub enum Asked<'a> {
     /// To charge every policy that this request meets.
     Request(&'a Request<'a>),
+    /// The same by a door that will see the response, and tell it: see [`Limiter::responded`](crate::Limiter::responded).
+    Exchange(&'a Request<'a>),
     /// Where this request stands with every policy that it meets.
     Look(&'a Request<'a>),
     /// A policy by its name.
@@ -20,6 +22,8 @@ pub enum Asked<'a> {
     Descriptor(Descriptor<'a>),
     /// The policy of the command `CL.THROTTLE`.
     Throttle(Throttle<'a>),
+    /// To reserve units of a policy.
+    Reserve(Reserved<'a>),
 }
 
 /// One check by name: a policy, a subject that is used as it is, and a cost.
@@ -31,6 +35,20 @@ pub struct Check<'a> {
     pub subject: &'a str,
     /// Units: 0 looks, less than 0 gives back. Without it, the policy's fixed cost, or 1.
     pub cost: Option<i64>,
+}
+
+/// Units to be reserved, of which it turns out later how many are used: see [`Limiter::settle`](crate::Limiter::settle).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved<'a> {
+    /// The policy's name, which takes reservations.
+    pub policy: &'a str,
+    /// Who is charged.
+    pub subject: &'a str,
+    /// How many units.
+    pub units: u64,
+    /// What makes it one reservation however often it is asked for, of at most [`MAX_ID_BYTES`](crate::MAX_ID_BYTES). The same id for
+    /// another subject or number of units is another reservation.
+    pub id: &'a [u8],
 }
 
 /// A list of keys and values in a domain, as Envoy describes a request. Of the policies that fit, the most specific counts.
@@ -72,7 +90,11 @@ pub struct Throttle<'a> {
 /// What becomes of a charge's units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Units {
+    /// They are taken.
     Take(u64),
+    /// They are to be there, and are not taken.
+    Find(u64),
+    /// They are given back.
     GiveBack(u64),
 }
 

@@ -47,10 +47,12 @@ impl Reason {
     pub const fn status(self) -> StatusCode {
         match self {
             Reason::Admitted => StatusCode::OK,
-            Reason::Throttled | Reason::TooCostly => StatusCode::TOO_MANY_REQUESTS,
+            Reason::Throttled | Reason::TooCostly | Reason::Held => StatusCode::TOO_MANY_REQUESTS,
             Reason::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-            Reason::Blocked => StatusCode::FORBIDDEN,
-            Reason::NoSubject | Reason::BadCost | Reason::BadQuota => StatusCode::BAD_REQUEST,
+            Reason::Blocked | Reason::Banned => StatusCode::FORBIDDEN,
+            Reason::NoSubject | Reason::BadCost | Reason::BadQuota | Reason::NoReservations => {
+                StatusCode::BAD_REQUEST
+            }
             Reason::UnknownPolicy => StatusCode::NOT_FOUND,
         }
     }
@@ -59,10 +61,10 @@ impl Reason {
     pub const fn grpc_status(self) -> u8 {
         match self {
             Reason::Admitted => 0,
-            Reason::Throttled | Reason::TooCostly => 8,
+            Reason::Throttled | Reason::TooCostly | Reason::Held => 8,
             Reason::Unavailable => 14,
-            Reason::Blocked => 7,
-            Reason::NoSubject | Reason::BadCost | Reason::BadQuota => 3,
+            Reason::Blocked | Reason::Banned => 7,
+            Reason::NoSubject | Reason::BadCost | Reason::BadQuota | Reason::NoReservations => 3,
             Reason::UnknownPolicy => 5,
         }
     }
@@ -70,17 +72,17 @@ impl Reason {
     const fn title(self) -> &'static str {
         match self {
             Reason::Admitted => "Admitted",
-            Reason::Throttled | Reason::TooCostly => "Quota Exceeded",
+            Reason::Throttled | Reason::TooCostly | Reason::Held => "Quota Exceeded",
             Reason::Unavailable => "Temporary Reduced Capacity",
-            Reason::Blocked => "Forbidden",
-            Reason::NoSubject | Reason::BadCost | Reason::BadQuota => "Bad Request",
+            Reason::Blocked | Reason::Banned => "Forbidden",
+            Reason::NoSubject | Reason::BadCost | Reason::BadQuota | Reason::NoReservations => "Bad Request",
             Reason::UnknownPolicy => "Not Found",
         }
     }
 
     const fn kind(self) -> &'static str {
         match self {
-            Reason::Throttled | Reason::TooCostly => {
+            Reason::Throttled | Reason::TooCostly | Reason::Held => {
                 "https://iana.org/assignments/http-problem-types#quota-exceeded"
             }
             Reason::Unavailable => {
@@ -97,6 +99,9 @@ impl Reason {
             Reason::TooCostly => "cost_above_limit",
             Reason::Unavailable => "limiter_unavailable",
             Reason::Blocked => "blocked",
+            Reason::Banned => "banned",
+            Reason::Held => "origin_limit",
+            Reason::NoReservations => "no_reservations",
             Reason::NoSubject => "no_subject",
             Reason::BadCost => "bad_cost",
             Reason::BadQuota => "bad_quota",
@@ -173,12 +178,16 @@ impl Contract {
         let scope = ruling.scope().map(|policy| policy.name.as_str());
         let retry = self.retry_after(ruling);
         let detail = match (ruling.reason, retry) {
-            (Reason::Throttled, Some(retry)) => format!("Try again in {retry} s."),
+            (Reason::Throttled | Reason::Held, Some(retry)) => format!("Try again in {retry} s."),
             (Reason::TooCostly, _) => "This costs more than the quota can ever give at once.".to_owned(),
             (Reason::Unavailable, _) => {
                 "The request could not be counted. The fault is on this side.".to_owned()
             }
             (Reason::Blocked, _) => "This client is not served.".to_owned(),
+            (Reason::Banned, _) => {
+                "This client was refused too often, and is not served for a while.".to_owned()
+            }
+            (Reason::NoReservations, _) => "This policy takes no reservations.".to_owned(),
             (Reason::NoSubject, _) => {
                 "The request does not say, once and clearly, on whose behalf it is made.".to_owned()
             }

@@ -8,6 +8,7 @@ use tollgate_core::{Fingerprint, Outcome, Verdict};
 
 use crate::policies::Policies;
 use crate::policy::{Direction, Policy};
+use crate::reserve::Reservation;
 
 /// What is taken, and what is given back.
 const MAX_PARTS: usize = 2 * tollgate_store::MAX_CHARGES;
@@ -104,12 +105,18 @@ pub enum Reason {
     Unavailable,
     /// It is on a deny list: 403.
     Blocked,
+    /// Its subject was refused too often, and is banned for a while: 403.
+    Banned,
+    /// An origin asked to be left alone by its subject for a while: 429.
+    Held,
     /// It has no subject, and the policy wants one: 400.
     NoSubject,
     /// Its cost header is not a number: 400.
     BadCost,
     /// The quota that the asker chose is none, or above the policy's: 400.
     BadQuota,
+    /// The policy takes no reservations: 400.
+    NoReservations,
     /// No policy has the name that was asked for: 404.
     UnknownPolicy,
 }
@@ -123,9 +130,12 @@ impl Reason {
             Reason::TooCostly => "never",
             Reason::Unavailable => "unavailable",
             Reason::Blocked => "blocked",
+            Reason::Banned => "banned",
+            Reason::Held => "held",
             Reason::NoSubject => "no_subject",
             Reason::BadCost => "bad_cost",
             Reason::BadQuota => "bad_quota",
+            Reason::NoReservations => "no_reservations",
             Reason::UnknownPolicy => "unknown_policy",
         }
     }
@@ -146,8 +156,23 @@ pub struct Part {
     pub given_back: bool,
     /// Which of the things asked together it answers: a bit for each.
     pub(crate) asked: u16,
+    /// By which of the policy's rules it was counted.
+    pub(crate) rule: u16,
+    /// What was to be there beyond the cost.
+    pub(crate) spare: u64,
+    /// When it was charged, by the store's time.
+    pub(crate) charged: u64,
+    /// Whether the response has had its say.
+    pub(crate) settled: bool,
     /// What was decided.
     pub outcome: Outcome,
+}
+
+impl Part {
+    /// What it was decided for: its cost, or what was to be there without being taken.
+    pub(crate) const fn charged_for(&self) -> u64 {
+        if self.cost == 0 { self.spare } else { self.cost }
+    }
 }
 
 /// The decision about a request: that of every policy it meets, and what follows from them.
@@ -159,6 +184,12 @@ pub struct Ruling {
     pub now: u64,
     /// What answered when the store could not: the direction of the policies' that decided it.
     pub fallback: Option<Direction>,
+    /// The reservation that was asked for.
+    pub reservation: Option<Reservation>,
+    /// Whether a ban began with this refusal.
+    pub ban_began: bool,
+    /// For how many nanoseconds somebody is barred beside what the policies say.
+    pub(crate) barred: Option<u64>,
     pub(crate) policies: Arc<Policies>,
     pub(crate) scope: Option<u16>,
     pub(crate) parts: ArrayVec<Part, MAX_PARTS>,
@@ -171,6 +202,9 @@ impl Ruling {
             reason,
             now,
             fallback: None,
+            reservation: None,
+            ban_began: false,
+            barred: None,
             policies,
             scope,
             parts: ArrayVec::new(),
@@ -200,7 +234,7 @@ impl Ruling {
     pub fn part_name(&self, part: &Part) -> &'static str {
         match part.outcome.verdict {
             _ if part.given_back => "give_back",
-            Verdict::Admit { .. } if part.cost == 0 => "look",
+            Verdict::Admit { .. } if part.charged_for() == 0 => "look",
             Verdict::Admit { .. } if self.is_admit() => Reason::Admitted.name(),
             Verdict::Admit { .. } => "uncharged",
             Verdict::Refuse { .. } => Reason::Throttled.name(),
@@ -235,8 +269,27 @@ impl Ruling {
             _ => None,
         };
         match self.reason {
-            Reason::Throttled | Reason::Unavailable => self.parts.iter().filter_map(refused).max(),
+            Reason::Throttled | Reason::Unavailable | Reason::Held | Reason::Banned => {
+                self.parts.iter().filter_map(refused).chain(self.barred).max()
+            }
             _ => None,
+        }
+    }
+
+    /// The ruling on one check, as the decision about one key.
+    pub(crate) fn one(&self) -> Decision {
+        let Some(outcome) = self.parts.first().map(|part| part.outcome) else {
+            return Decision::OUT_OF_REACH;
+        };
+        match Decision::from(outcome) {
+            admit @ Decision::Admit(_) if self.is_admit() => admit,
+            Decision::Admit(standing) | Decision::Refuse(Refusal { standing, .. }) => {
+                Decision::Refuse(Refusal {
+                    retry_after: self.retry_after().map(Duration::from_nanos),
+                    unavailable: self.reason == Reason::Unavailable,
+                    standing,
+                })
+            }
         }
     }
 

@@ -50,10 +50,10 @@ impl Limiter<Durable> {
 /// Puts what was kept into the tables, and gives how much of it was live.
 fn restore(policies: &Policies, memory: &Memory, kept: Vec<Kept>, now: u64) -> usize {
     let exceptions = |ready: &Ready| ready.exceptions().map(|(key, rule)| (key, *rule)).collect();
-    let tiers: Vec<HashMap<Fingerprint, Rule>> = policies.iter().map(exceptions).collect();
+    let tiers: Vec<HashMap<Fingerprint, Rule>> = policies.tables().map(exceptions).collect();
     let mut states = 0;
     for mut kept in kept {
-        let Some(ready) = policies.named(&kept.policy) else { continue };
+        let Some(ready) = policies.any_named(&kept.policy) else { continue };
         let Some(table) = memory.table(ready.index) else { continue };
         let ends = kept.words.first().copied().unwrap_or(0);
         if ends <= now {
@@ -67,7 +67,9 @@ fn restore(policies: &Policies, memory: &Memory, kept: Vec<Kept>, now: u64) -> u
                 .apply(kept.words.as_mut_slice(), now);
         }
         let tier = tiers.get(usize::from(ready.index)).and_then(|tiers| tiers.get(&kept.key));
-        let rule = tier.unwrap_or(ready.usual());
+        // What is counted beside a policy is counted by more than one rule, and stays under its own.
+        let usual = if ready.of.is_some() { &kept.rule } else { ready.usual() };
+        let rule = tier.unwrap_or(usual);
         states += usize::from(table.restore(kept.key, (&kept.rule, rule), &kept.words, now).is_ok());
     }
     states

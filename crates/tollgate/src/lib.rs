@@ -52,6 +52,8 @@
 //! total; what went wrong is in it.
 
 mod asked;
+mod bans;
+mod beside;
 pub mod client;
 mod clock;
 pub mod config;
@@ -71,12 +73,16 @@ mod policies;
 mod policy;
 mod ready;
 mod request;
+mod reserve;
+mod response;
+mod settle;
 #[cfg(feature = "shared")]
 mod stacks;
 mod tables;
 mod token;
 
-pub use asked::{Asked, Check, Descriptor, MAX_ASKED, Stated, Throttle};
+pub use asked::{Asked, Check, Descriptor, MAX_ASKED, Reserved, Stated, Throttle};
+pub use beside::{Ban, MAX_BAR_MS};
 pub use clock::Clock;
 pub use config::{Problem, Problems};
 pub use decision::{Decision, MAX_SHADOWS, Part, Reason, Refusal, Ruling, Standing};
@@ -92,6 +98,8 @@ pub use policies::{MAX_POLICIES, Policies, PolicySet};
 pub use policy::{Class, Cost, DEFAULT_KEYS, Direction, List, Missing, Policy, Subject, Tier};
 pub use ready::Ready;
 pub use request::{Request, Said};
+pub use reserve::{MAX_ID_BYTES, MAX_RESERVATION, Reservation, Reserve, Settled};
+pub use response::{OnResponse, Response};
 #[cfg(feature = "shared")]
 pub use stacks::{Around, WRAPPERS};
 pub use token::Verifier;

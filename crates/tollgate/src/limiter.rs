@@ -5,18 +5,21 @@ use std::task::{Context, Poll, Waker};
 
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
-use tollgate_core::{Charge, Quota, Rule};
-use tollgate_store::{InProcess, Memory, Store, Table, Unanswered, WhenFull};
+use tollgate_core::{Charge, Quota, Rule, Verdict};
+use tollgate_store::{Answer, InProcess, Memory, Store, Table, Unanswered, WhenFull};
 
 use crate::asked::{Asked, Check, MAX_ASKED};
+use crate::beside::Beside;
 use crate::clock::Clock;
 use crate::config::Problems;
 use crate::key::Salt;
 use crate::placement::{DEFAULT_SHARDS, Placement};
 use crate::places::{Places, Stacks};
+use crate::plan::Plan;
 use crate::policies::{Policies, PolicySet, rule_on};
 use crate::policy::{Cost, DEFAULT_KEYS, Direction, List, Missing, Policy, Subject};
 use crate::ready::Ready;
+use crate::reserve::opened;
 use crate::tables::carried;
 use crate::{Decision, Match, Reason, Request, Ruling};
 
@@ -58,9 +61,9 @@ pub struct Limiter<S = Memory> {
 
 /// One generation of policies, and where they are counted.
 #[derive(Debug)]
-struct Active<S> {
-    policies: Arc<Policies>,
-    store: S,
+pub(crate) struct Active<S> {
+    pub(crate) policies: Arc<Policies>,
+    pub(crate) store: S,
 }
 
 impl Limiter<Memory> {
@@ -116,12 +119,25 @@ impl Limiter<Memory> {
             if ready.policy.placement.is_shared() {
                 return Decision::OUT_OF_REACH;
             }
+            if ready.beside.iter().any(Option::is_some) {
+                return self.check_with_bars(&ready.policy.name, subject.as_ref(), cost, now);
+            }
             let (key, rule) = ready.key(subject.as_ref());
             if let Ok(outcome) = active.store.check(&Charge { policy: 0, key, rule, cost, spare: 0 }, now) {
                 return outcome.into();
             }
             // A reload is about to put the next generation in force.
             std::thread::yield_now();
+        }
+    }
+
+    /// The same for a policy beside which something is counted.
+    fn check_with_bars(&self, policy: &str, subject: &[u8], cost: u64, now: u64) -> Decision {
+        let (subject, cost) = (String::from_utf8_lossy(subject), i64::try_from(cost).unwrap_or(i64::MAX));
+        let check = Asked::Check(Check { policy, subject: &subject, cost: Some(cost) });
+        match self.at_once(self.decide_at(&[check], now)) {
+            Some(ruling) => ruling.one(),
+            None => Decision::OUT_OF_REACH,
         }
     }
 }
@@ -135,7 +151,7 @@ impl<S: InProcess + Store> Limiter<S> {
         store: impl FnOnce(&Policies, Memory) -> S,
     ) -> Self {
         let policies = Policies::new(set, &salt, 1);
-        let memory = Memory::new(policies.iter().map(Ready::table).collect::<Vec<_>>());
+        let memory = Memory::new(policies.tables().map(Ready::table).collect::<Vec<_>>());
         let store = store(&policies, memory);
         let active = ArcSwap::from_pointee(Active { policies: Arc::new(policies), store });
         Limiter { active, stacks: None, clock, salt, reloading: Mutex::new(()) }
@@ -148,8 +164,8 @@ impl<S: InProcess + Store> Limiter<S> {
         let before = self.active.load_full();
         let policies = Policies::new(set, &self.salt, before.policies.generation + 1);
         let now = self.clock.now();
-        let tables = policies.iter().map(|ready| {
-            let old = before.policies.named(&ready.policy.name);
+        let tables = policies.tables().map(|ready| {
+            let old = before.policies.any_named(&ready.policy.name);
             let old = old.filter(|old| old.policy.subjects == ready.policy.subjects);
             let kept = old.and_then(|old| Some((old, before.store.memory().table(old.index)?)));
             kept.map_or_else(|| Arc::new(ready.table()), |(old, table)| carried(old, table, ready, now))
@@ -167,16 +183,10 @@ impl<S: InProcess + Store> Limiter<S> {
         if self.active.load().policies.waits() {
             return None;
         }
-        let mut decision = std::pin::pin!(self.decide_all(asked));
-        // What is in this process is ready when it is first looked at. A reload that has just moved it out of there is a refusal
-        // for want of an answer, since something may have been charged.
-        match decision.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(ruling) => Some(ruling),
-            Poll::Pending => {
-                let now = self.clock.now();
-                Some(Ruling::new(self.policies(), now, Reason::Unavailable, None))
-            }
-        }
+        // A reload that has just moved it out of this process is a refusal for want of an answer, since something may have been
+        // charged.
+        let unanswered = || Ruling::new(self.policies(), self.clock.now(), Reason::Unavailable, None);
+        Some(self.at_once(self.decide_all(asked)).unwrap_or_else(unanswered))
     }
 
     /// The table of each policy.
@@ -185,7 +195,7 @@ impl<S: InProcess + Store> Limiter<S> {
         let table = |ready: &Ready| {
             Some((ready.policy.name.clone(), Arc::clone(active.store.memory().table(ready.index)?)))
         };
-        active.policies.iter().filter_map(table).collect()
+        active.policies.tables().filter_map(table).collect()
     }
 }
 
@@ -206,6 +216,26 @@ impl<S> Limiter<S> {
     pub fn store(mut self, stacks: Stacks) -> Self {
         self.stacks = Some(stacks);
         self
+    }
+
+    pub(crate) fn load(&self) -> Arc<Active<S>> {
+        self.active.load_full()
+    }
+
+    pub(crate) fn places<'a>(&'a self, active: &'a Active<S>) -> Places<'a, S> {
+        Places { policies: &active.policies, here: &active.store, stacks: self.stacks.as_ref() }
+    }
+
+    pub(crate) const fn salt(&self) -> &Salt {
+        &self.salt
+    }
+
+    /// What a decision comes to that waits for nothing: what is in this process is ready when it is first looked at.
+    fn at_once<T>(&self, decision: impl Future<Output = T>) -> Option<T> {
+        match std::pin::pin!(decision).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(decided) => Some(decided),
+            Poll::Pending => None,
+        }
     }
 
     /// The clock.
@@ -248,20 +278,23 @@ impl<S: Store> Limiter<S> {
     /// is given back when all the rest was admitted. More than [`MAX_ASKED`](crate::MAX_ASKED) things are answered as
     /// unavailable: that many cannot be decided in one step.
     pub async fn decide_all(&self, asked: &[Asked<'_>]) -> Ruling {
+        self.decide_at(asked, self.clock.now()).await
+    }
+
+    async fn decide_at(&self, asked: &[Asked<'_>], now: u64) -> Ruling {
         loop {
             let active = self.active.load_full();
-            let now = self.clock.now();
             let policies = Arc::clone(&active.policies);
             let plan = match active.policies.plan(asked) {
                 Ok(plan) => plan,
                 Err((reason, scope)) => return Ruling::new(policies, now, reason, scope),
             };
-            let places =
-                Places { policies: &active.policies, here: &active.store, stacks: self.stacks.as_ref() };
-            let mut ruling = match places.decide(&plan.take.demand, now).await {
-                Ok(answer) => rule_on(policies, &plan.take.demand, &answer),
+            let places = self.places(&active);
+            let demand = &plan.take.demand;
+            let mut ruling = match places.decide(demand, now).await {
+                Ok(answer) => self.with_reservation(rule_on(&policies, demand, &answer), &plan, &answer),
                 Err(Unanswered::Unavailable | Unanswered::Contended) => {
-                    match places.without_store(policies, &plan.take.demand, now).await {
+                    match places.without_store(policies, demand, now).await {
                         Ok(ruling) => ruling,
                         Err(_moved) => continue,
                     }
@@ -278,12 +311,38 @@ impl<S: Store> Limiter<S> {
             if asked.len() > 1 {
                 plan.attribute(&mut ruling);
             }
+            if matches!(ruling.reason, Reason::Throttled) {
+                places.refused(&mut ruling, now).await;
+            }
             places.watch(&plan, now, &mut ruling).await;
             return ruling;
         }
     }
 
-    /// Forgets one subject of a policy, so that it is as new. `None` without such a policy, else whether it was known.
+    /// Adds the reservation that was asked for. One that is open already is not made again, and not refused either.
+    fn with_reservation(&self, mut ruling: Ruling, plan: &Plan<'_>, answer: &Answer) -> Ruling {
+        if !plan.reserves {
+            return ruling;
+        }
+        let policies = Arc::clone(&ruling.policies);
+        for (opening, outcome) in plan.take.demand.charges().iter().zip(answer.outcomes()) {
+            let of = policies.ready(opening.policy).and_then(|ready| ready.of);
+            let Some((owner, Beside::Open)) = of else { continue };
+            let charged = plan.take.demand.charges().iter().find(|charge| charge.policy == owner);
+            let open = matches!(outcome.verdict, Verdict::Refuse { .. });
+            if let (true, Some(charged), Some(policy)) =
+                (answer.is_admit() || open, charged, policies.get(owner))
+            {
+                let charged = (charged.key, charged.cost);
+                ruling.reservation =
+                    Some(opened(&self.salt, &policy.name, charged, opening, outcome, answer.now));
+                (ruling.reason, ruling.scope, ruling.barred) = (Reason::Admitted, None, None);
+            }
+        }
+        ruling
+    }
+
+    /// Forgets one subject of a policy, so that it is as new: also that it was banned or held. `None` without such a policy, else whether it was known.
     ///
     /// # Errors
     /// [`Unanswered::Unavailable`] when the count is out of reach.
@@ -291,11 +350,13 @@ impl<S: Store> Limiter<S> {
         loop {
             let active = self.active.load_full();
             let Some(ready) = active.policies.named(policy) else { return Ok(None) };
-            let places =
-                Places { policies: &active.policies, here: &active.store, stacks: self.stacks.as_ref() };
-            match places.forget(ready, subject.as_bytes(), self.clock.now()).await {
+            match self.places(&active).forget(ready, subject.as_bytes(), self.clock.now()).await {
                 Err(Unanswered::Moved) => std::thread::yield_now(),
-                answer => return answer.map(Some),
+                Err(error) => return Err(error),
+                Ok(known) => {
+                    let barred = self.lift(&ready.policy, ready.key(subject.as_bytes()).0).await?;
+                    return Ok(Some(known || barred));
+                }
             }
         }
     }
@@ -327,6 +388,11 @@ impl Policy {
             client_quota: false,
             keys: DEFAULT_KEYS,
             when_full: WhenFull::default(),
+            response: None,
+            ban: None,
+            obey: 0,
+            reserve: None,
+            sample: 1,
         }
     }
 }

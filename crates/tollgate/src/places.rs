@@ -263,7 +263,7 @@ impl<S: Store> Places<'_, S> {
             let _never_more_than_there_were = demand.push(charge);
         }
         match self.here.decide(&demand, now).await {
-            Ok(answer) => Ok(rule_on(policies, &demand, &answer)),
+            Ok(answer) => Ok(rule_on(&policies, &demand, &answer)),
             Err(Unanswered::Moved) => Err(Moved),
             Err(_) => Ok(Ruling::new(policies, now, Reason::Unavailable, None)),
         }
@@ -350,6 +350,15 @@ impl<S: Store> Places<'_, S> {
             }
         };
         let _cut_short = self.in_time(watch).await;
+    }
+
+    /// Asks about one key, where it is counted, in the time that a decision may take.
+    pub(crate) async fn settle(&self, demand: &Demand<'_>, now: u64) -> Result<Answer, Unanswered> {
+        let place = demand.charges().first().map_or(Place::Here, |charge| self.place(charge));
+        if place == Place::Here {
+            return self.here.decide(demand, now).await;
+        }
+        self.in_time(self.ask(place, demand, now)).await.unwrap_or(Err(Unanswered::Unavailable))
     }
 
     /// Forgets a subject wherever it is counted, and gives whether it was known.

@@ -4,12 +4,14 @@ use arrayvec::ArrayVec;
 use tollgate_core::{Charge, Rule};
 use tollgate_store::{Demand, MAX_CHARGES};
 
-use crate::asked::{Asked, Check, Descriptor, MAX_ASKED, Stated, Throttle, Units};
+use crate::asked::{Asked, Check, Descriptor, MAX_ASKED, Reserved, Stated, Throttle, Units};
+use crate::beside::Beside;
 use crate::decision::MAX_SHADOWS;
 use crate::matching::About;
 use crate::policies::Policies;
 use crate::policy::Cost;
 use crate::ready::{Reading, Ready};
+use crate::reserve::MAX_ID_BYTES;
 use crate::token::Tokens;
 use crate::{Reason, Request, Ruling};
 
@@ -34,6 +36,16 @@ pub(crate) struct Plan<'p> {
     pub(crate) shadows: ArrayVec<(Charge<'p>, bool), MAX_SHADOWS>,
     /// Which of the things asked is being read: its bit.
     asking: u16,
+    /// Whether a reservation is asked for.
+    pub(crate) reserves: bool,
+}
+
+/// For what a request is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Charge,
+    Exchange,
+    Look,
 }
 
 impl<'p> Debits<'p> {
@@ -50,6 +62,15 @@ impl<'p> Debits<'p> {
             None => self.by.push(asking),
         }
         true
+    }
+
+    /// Adds a charge of what is counted beside a policy, which is nobody's part.
+    fn push_beside(&mut self, charge: Charge<'p>) -> Option<()> {
+        let place = self.demand.push(charge).ok()?;
+        if place == self.by.len() {
+            self.by.push(0);
+        }
+        Some(())
     }
 
     /// The charge that is counted under `key` of a policy, and by which things it is wanted.
@@ -69,11 +90,13 @@ impl Policies {
         for (index, one) in asked.iter().enumerate() {
             plan.asking = u32::try_from(index).ok().and_then(|bit| 1_u16.checked_shl(bit)).unwrap_or(0);
             match one {
-                Asked::Request(request) => self.plan_request(&mut plan, request, false)?,
-                Asked::Look(request) => self.plan_request(&mut plan, request, true)?,
+                Asked::Request(request) => self.plan_request(&mut plan, request, Purpose::Charge)?,
+                Asked::Exchange(request) => self.plan_request(&mut plan, request, Purpose::Exchange)?,
+                Asked::Look(request) => self.plan_request(&mut plan, request, Purpose::Look)?,
                 Asked::Check(check) => self.plan_check(&mut plan, check)?,
                 Asked::Descriptor(descriptor) => self.plan_descriptor(&mut plan, descriptor)?,
                 Asked::Throttle(throttle) => self.plan_throttle(&mut plan, throttle)?,
+                Asked::Reserve(reserved) => self.plan_reservation(&mut plan, reserved)?,
             }
         }
         Ok(plan)
@@ -83,21 +106,21 @@ impl Policies {
         &'p self,
         plan: &mut Plan<'p>,
         request: &Request<'_>,
-        look: bool,
+        purpose: Purpose,
     ) -> Result<(), Early> {
         let tokens = Tokens::new(self.verifier());
         let paths = request.path_readings();
         for ready in self.iter().filter(|ready| ready.policy.matches.matches(request, &paths)) {
-            let cost = if look { Ok(0) } else { ready.policy.cost.of(request) };
+            let units = ready.units_of(request, purpose);
             let reading = ready.read(request, &tokens, self.prefixes());
-            plan.add(ready, reading, cost.map(Units::Take).map_err(|_| Reason::BadCost))?;
+            plan.add(self, ready, reading, units)?;
         }
         Ok(())
     }
 
     fn plan_check<'p>(&'p self, plan: &mut Plan<'p>, check: &Check<'_>) -> Result<(), Early> {
         let ready = self.named(check.policy).ok_or((Reason::UnknownPolicy, None))?;
-        plan.add(ready, ready.read_subject(check.subject.as_bytes()), Ok(ready.units(check.cost)))
+        plan.add(self, ready, ready.read_subject(check.subject.as_bytes()), Ok(ready.units(check.cost)))
     }
 
     fn plan_descriptor<'p>(&'p self, plan: &mut Plan<'p>, descriptor: &Descriptor<'p>) -> Result<(), Early> {
@@ -116,7 +139,7 @@ impl Policies {
                 Stated::Rule(rule) => ready.chosen(ready.read_descriptor(entries), rule)?,
                 Stated::NoQuota => return Err((Reason::BadQuota, Some(ready.index))),
             };
-            plan.add(ready, reading, Ok(ready.units(cost)))?;
+            plan.add(self, ready, reading, Ok(ready.units(cost)))?;
         }
         Ok(())
     }
@@ -125,11 +148,52 @@ impl Policies {
         let about = |ready: &&Ready| ready.policy.matches.about == About::Throttle;
         let ready = self.iter().find(about).ok_or((Reason::UnknownPolicy, None))?;
         let reading = ready.chosen(ready.read_subject(throttle.key), throttle.rule)?;
-        plan.add(ready, reading, Ok(Units::Take(throttle.cost)))
+        plan.add(self, ready, reading, Ok(Units::Take(throttle.cost)))
+    }
+
+    fn plan_reservation<'p>(&'p self, plan: &mut Plan<'p>, reserved: &Reserved<'p>) -> Result<(), Early> {
+        let ready = self.named(reserved.policy).ok_or((Reason::UnknownPolicy, None))?;
+        let scope = Some(ready.index);
+        let open = self.beside(ready, Beside::Open).filter(|_| !plan.reserves);
+        let open = open.ok_or((Reason::NoReservations, scope))?;
+        if reserved.units == 0 || reserved.id.is_empty() || reserved.id.len() > MAX_ID_BYTES {
+            return Err((Reason::BadCost, scope));
+        }
+        let reading = ready.read_subject(reserved.subject.as_bytes());
+        if let Reading::Key { key, .. } = reading {
+            let opening = open.opening(key, reserved.units, reserved.id);
+            plan.take.push_beside(opening).ok_or((Reason::Unavailable, scope))?;
+            plan.reserves = true;
+        }
+        plan.add(self, ready, reading, Ok(Units::Take(reserved.units)))
     }
 }
 
 impl Ready {
+    /// What a request comes to.
+    fn units_of(&self, request: &Request<'_>, purpose: Purpose) -> Result<Units, Reason> {
+        if purpose == Purpose::Look {
+            return Ok(Units::Take(0));
+        }
+        let cost = self.policy.cost.of(request).map_err(|_| Reason::BadCost)?;
+        Ok(match &self.policy.response {
+            Some(on) if purpose == Purpose::Exchange && on.after => Units::Find(cost),
+            Some(on) if purpose == Purpose::Exchange => Units::Take(on.most(cost)),
+            _ => Units::Take(cost),
+        })
+    }
+
+    /// The same of a sampled policy: one in so many is charged for all of them.
+    fn sampled(&self, units: Units) -> Units {
+        match units {
+            Units::Take(cost) if self.policy.sample > 1 && cost > 0 => {
+                let all = cost.saturating_mul(self.policy.sample);
+                if fastrand::u64(0..self.policy.sample) == 0 { Units::Take(all) } else { Units::Find(all) }
+            }
+            units => units,
+        }
+    }
+
     /// What a cost that somebody stated comes to.
     fn units(&self, cost: Option<i64>) -> Units {
         let usual = if let Cost::Fixed(cost) = self.policy.cost { cost } else { 1 };
@@ -149,6 +213,7 @@ impl Ready {
 impl<'p> Plan<'p> {
     fn add(
         &mut self,
+        policies: &'p Policies,
         ready: &'p Ready,
         reading: Reading<'p>,
         units: Result<Units, Reason>,
@@ -162,13 +227,26 @@ impl<'p> Plan<'p> {
             Reading::Denied => return Err((Reason::Blocked, scope)),
             Reading::NoSubject => return Err((Reason::NoSubject, scope)),
         };
-        let (cost, back) = match units {
-            Ok(Units::Take(cost)) => (cost, false),
-            Ok(Units::GiveBack(cost)) => (cost, true),
+        let (cost, spare, back) = match units.map(|units| ready.sampled(units)) {
+            Ok(Units::Take(cost)) => (cost, 0, false),
+            Ok(Units::Find(spare)) => (0, spare, false),
+            Ok(Units::GiveBack(cost)) => (cost, 0, true),
             Err(_) if shadow => return Ok(()),
             Err(reason) => return Err((reason, scope)),
         };
-        let charge = Charge { policy: ready.index, key: ready.policy.spread_key(key), rule, cost, spare: 0 };
+        let charge = Charge { policy: ready.index, key: ready.policy.spread_key(key), rule, cost, spare };
+        // Bars are looked at in the same step. One that is not drawn of a count elsewhere looks at nothing else.
+        let not_drawn = spare > 0 && ready.policy.remembers_samples();
+        if !back && !shadow {
+            for beside in
+                [Beside::Bans, Beside::Holds].iter().filter_map(|kind| policies.beside(ready, *kind))
+            {
+                self.take.push_beside(beside.barred(key)).ok_or((Reason::Unavailable, scope))?;
+            }
+        }
+        if not_drawn {
+            return Ok(());
+        }
         if shadow {
             // One that finds no room only fails to watch.
             let _unwatched = self.shadows.try_push((charge, back));

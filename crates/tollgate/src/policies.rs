@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tollgate_core::{Charge, Outcome, Rule, Verdict};
 use tollgate_store::{Answer, Demand};
 
+use crate::beside::Beside;
 use crate::key::{Prefixes, Salt};
 use crate::placement::Placement;
 use crate::policy::Policy;
@@ -46,7 +47,10 @@ impl PolicySet {
 /// Policies with their keys: one generation of the configuration.
 #[derive(Clone, Debug)]
 pub struct Policies {
+    /// The policies, and after them what is counted beside them.
     ready: Vec<Ready>,
+    /// How many were written down.
+    written: usize,
     prefixes: Prefixes,
     verifier: Option<Verifier>,
     share: bool,
@@ -62,13 +66,33 @@ impl Policies {
         let share = policies.iter().any(|policy| policy.placement.is_shared());
         let waits = share || policies.iter().any(|policy| policy.placement == Placement::Durable);
         let ready = |(index, policy)| Ready::new(policy, index, instances, salt);
-        let ready = (0..).zip(policies).map(ready).collect();
-        Policies { ready, prefixes, verifier, generation, share, waits }
+        let mut ready: Vec<Ready> = (0..).zip(policies).map(ready).collect();
+        let written = ready.len();
+        let mut beside = Vec::new();
+        for (owner, next) in (0..).zip(&mut ready) {
+            for (kind, policy) in next.policy.beside() {
+                let number = u16::try_from(written.saturating_add(beside.len())).unwrap_or(u16::MAX);
+                next.beside[kind as usize] = Some(number);
+                beside.push(Ready::new(policy, number, instances, salt).counted_beside(owner, kind));
+            }
+        }
+        ready.append(&mut beside);
+        Policies { ready, written, prefixes, verifier, generation, share, waits }
     }
 
     /// The policies with their keys.
     pub fn iter(&self) -> impl Iterator<Item = &Ready> {
+        self.ready.iter().take(self.written)
+    }
+
+    /// The same, and what is counted beside them: one for each table.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &Ready> {
         self.ready.iter()
+    }
+
+    /// What of this kind is counted beside a policy.
+    pub(crate) fn beside(&self, ready: &Ready, kind: Beside) -> Option<&Ready> {
+        self.ready(ready.beside[kind as usize]?)
     }
 
     /// The policy with this number.
@@ -101,6 +125,11 @@ impl Policies {
 
     /// The policy with this name.
     pub fn named(&self, name: &str) -> Option<&Ready> {
+        self.iter().find(|ready| ready.policy.name == name)
+    }
+
+    /// The same, or what is counted beside a policy.
+    pub(crate) fn any_named(&self, name: &str) -> Option<&Ready> {
         self.ready.iter().find(|ready| ready.policy.name == name)
     }
 
@@ -115,7 +144,7 @@ impl Policies {
     pub fn explain(&self, request: &Request<'_>) -> Vec<(&Ready, Option<(String, String)>)> {
         let tokens = Tokens::new(self.verifier.as_ref());
         let paths = request.path_readings();
-        let met = self.ready.iter().filter(|ready| ready.policy.matches.matches(request, &paths));
+        let met = self.iter().filter(|ready| ready.policy.matches.matches(request, &paths));
         met.map(|ready| {
             let find = |source| match crate::ready::find(source, request, &tokens, self.prefixes) {
                 Found::Subject(subject) => Some((source, subject)),
@@ -131,9 +160,10 @@ impl Policies {
 }
 
 /// What the store answered to a demand, as a ruling.
-pub(crate) fn rule_on(policies: Arc<Policies>, demand: &Demand<'_>, answer: &Answer) -> Ruling {
-    let parts = parts(&policies, demand.charges(), answer).collect();
-    let mut ruling = Ruling { parts, ..Ruling::new(policies, answer.now, Reason::Admitted, None) };
+pub(crate) fn rule_on(policies: &Arc<Policies>, demand: &Demand<'_>, answer: &Answer) -> Ruling {
+    let parts = parts(policies, demand.charges(), answer).collect();
+    let mut ruling =
+        Ruling { parts, ..Ruling::new(Arc::clone(policies), answer.now, Reason::Admitted, None) };
     if answer.is_admit() {
         return ruling;
     }
@@ -144,39 +174,71 @@ pub(crate) fn rule_on(policies: Arc<Policies>, demand: &Demand<'_>, answer: &Ans
         Verdict::Refuse { retry_after } => (2, retry_after, Reason::Throttled),
         Verdict::Never => (3, 0, Reason::TooCostly),
     };
-    if let Some(worst) = ruling.parts.iter().max_by_key(|part| (rank(part).0, rank(part).1)) {
-        (ruling.reason, ruling.scope) = (rank(worst).2, Some(worst.policy));
+    let parts = ruling.parts.iter().map(|part| (rank(part), part.policy));
+    let bars = bars(policies, demand, answer);
+    if let Some(((_, _, reason), scope)) =
+        parts.chain(bars.clone()).max_by_key(|((rank, after, _), _)| (*rank, *after))
+    {
+        (ruling.reason, ruling.scope) = (reason, Some(scope));
     }
+    ruling.barred = bars.map(|((_, after, _), _)| after).max();
     if ruling.reason == Reason::Admitted {
         ruling.reason = Reason::Unavailable;
     }
     ruling
 }
 
-/// The outcomes as the policies publish them. A charge that nobody looked at has no part.
+/// Who is barred beside the policies of a demand: how much that weighs, for how long and why, and by which policy.
+fn bars<'a>(
+    policies: &'a Policies,
+    demand: &'a Demand<'_>,
+    answer: &'a Answer,
+) -> impl Iterator<Item = ((u8, u64, Reason), u16)> + Clone + 'a {
+    demand.charges().iter().zip(answer.outcomes()).filter_map(|(charge, outcome)| {
+        let (owner, kind) = policies.ready(charge.policy)?.of?;
+        let after = match outcome.verdict {
+            Verdict::Refuse { retry_after } => retry_after,
+            Verdict::Full { retry_after } => return Some(((1, retry_after, Reason::Unavailable), owner)),
+            _ => return None,
+        };
+        let obeys = policies.get(owner).is_some_and(|policy| policy.obey > 0);
+        Some(match kind {
+            Beside::Bans => ((4, after, Reason::Banned), owner),
+            Beside::Holds if obeys => ((2, after, Reason::Held), owner),
+            _ => ((2, after, Reason::Throttled), owner),
+        })
+    })
+}
+
+/// The outcomes as the policies publish them. A charge that nobody looked at has no part, nor has what is counted beside them.
 pub(crate) fn parts<'a>(
     policies: &'a Policies,
     charges: &'a [Charge<'_>],
     answer: &'a Answer,
 ) -> impl Iterator<Item = Part> + 'a {
     let asked = charges.iter().zip(answer.outcomes()).filter(|(_, o)| o.verdict != Verdict::Unasked);
-    asked.map(|(charge, outcome)| {
+    asked.filter_map(|(charge, outcome)| {
+        let ready = policies.ready(charge.policy).filter(|ready| ready.of.is_none())?;
         // Of a key that is spread over several, one was asked.
-        let spread = policies.ready(charge.policy).map_or(1, |ready| ready.policy.spread());
+        let spread = ready.policy.spread();
         let outcome = Outcome {
             limit: outcome.limit.saturating_mul(spread),
             remaining: outcome.remaining.saturating_mul(spread),
             ..*outcome
         };
-        Part {
+        Some(Part {
             policy: charge.policy,
             window: window(charge.rule),
             key: charge.key,
             cost: charge.cost,
             given_back: false,
             asked: 1,
+            rule: ready.number(charge.rule),
+            spare: charge.spare,
+            charged: answer.charged,
+            settled: false,
             outcome,
-        }
+        })
     })
 }
 

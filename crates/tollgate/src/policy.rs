@@ -10,10 +10,13 @@ use tollgate_core::Rule;
 use tollgate_store::WhenFull;
 
 use crate::Request;
+use crate::beside::Ban;
 use crate::key::fold;
 use crate::matching::Match;
 use crate::named::named;
 use crate::placement::Placement;
+use crate::reserve::Reserve;
+use crate::response::OnResponse;
 
 /// Keys that a policy's table is built for, unless it says otherwise.
 pub const DEFAULT_KEYS: usize = 100_000;
@@ -55,6 +58,16 @@ pub struct Policy {
     pub keys: usize,
     /// What its table does with a new key when it is full.
     pub when_full: WhenFull,
+    /// What goes by the response, where the door sees it.
+    pub response: Option<OnResponse>,
+    /// What becomes of a subject that is refused too often.
+    pub ban: Option<Ban>,
+    /// For how many nanoseconds at most an origin's Retry-After holds a subject; 0 when it does not.
+    pub obey: u64,
+    /// How its reservations end, if it takes any.
+    pub reserve: Option<Reserve>,
+    /// One in so many requests is charged, so many times its cost; the others only look whether that is there.
+    pub sample: u64,
 }
 
 /// Where a subject is found in a request.
@@ -203,9 +216,7 @@ impl Cost {
     pub fn of(&self, request: &Request<'_>) -> Result<u64, String> {
         match self {
             Cost::Fixed(cost) => Ok(*cost),
-            Cost::Size { per, max } => {
-                Ok(request.size.map_or(*max, |size| size.div_ceil((*per).max(1)).clamp(1, (*max).max(1))))
-            }
+            Cost::Size { max, .. } => Ok(request.size.map_or(*max, |size| self.of_size(size))),
             Cost::Header { name, max, default } => {
                 if !request.headers.contains_key(name) {
                     return Ok(*default);

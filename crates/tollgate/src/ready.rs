@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use tollgate_core::{Fingerprint, Rule};
 
+use crate::beside::{Beside, KINDS};
 use crate::key::{Keys, MAX_SUBJECT_BYTES, Prefixes, Salt};
 use crate::placement::Counted;
 use crate::policy::{Missing, Policy, Subject};
@@ -22,8 +23,12 @@ pub struct Ready {
     keys: Keys,
     /// The rules of the policy, and those of its tiers.
     counted: Vec<Counted>,
-    /// By subject, which of them.
-    tiers: HashMap<Vec<u8>, usize>,
+    /// By key, which of them.
+    tiers: HashMap<Fingerprint, u16>,
+    /// The numbers of what is counted beside it.
+    pub(crate) beside: [Option<u16>; KINDS],
+    /// Beside which policy it is counted, and what, when nobody wrote it down.
+    pub(crate) of: Option<(u16, Beside)>,
 }
 
 /// What a policy makes of a request.
@@ -43,19 +48,40 @@ impl Ready {
     pub(crate) fn new(policy: Policy, index: u16, instances: u64, salt: &Salt) -> Self {
         let keys = salt.keys_of(&policy.name);
         let listed = (1..).zip(&policy.tiers);
-        let tiers =
-            listed.flat_map(|(n, tier)| tier.subjects.iter().map(move |s| (s.clone().into_bytes(), n)));
-        let tiers = tiers.collect();
+        let tiers = listed.flat_map(|(n, tier)| tier.subjects.iter().map(move |s| (s, n)));
+        let tiers = tiers.map(|(subject, n)| (keys.of(subject.as_bytes()), n)).collect();
         let rules = std::iter::once(&policy.rule).chain(policy.tiers.iter().map(|tier| &tier.rule));
         let counted = rules.map(|rule| policy.counted(rule, instances)).collect();
-        Ready { tiers, counted, policy, index, keys }
+        Ready { tiers, counted, policy, index, keys, beside: [None; KINDS], of: None }
+    }
+
+    /// The same, counted beside a policy.
+    pub(crate) fn counted_beside(self, owner: u16, kind: Beside) -> Self {
+        Ready { of: Some((owner, kind)), ..self }
     }
 
     /// The key of a subject, and the rule that it is charged by where its count is.
     pub fn key(&self, subject: &[u8]) -> (Fingerprint, &Rule) {
-        let tier = if self.tiers.is_empty() { None } else { self.tiers.get(subject) };
-        let counted = self.counted.get(tier.copied().unwrap_or(0));
-        (self.keys.of(subject), counted.map_or(&self.policy.rule, |counted| &counted.charged))
+        let key = self.keys.of(subject);
+        (key, self.rule(self.rule_number(key)))
+    }
+
+    /// Which of its rules a key is charged by.
+    pub(crate) fn rule_number(&self, key: Fingerprint) -> u16 {
+        if self.tiers.is_empty() { 0 } else { self.tiers.get(&key).copied().unwrap_or(0) }
+    }
+
+    /// The rule of this number, where the count is.
+    pub(crate) fn rule(&self, number: u16) -> &Rule {
+        self.counted.get(usize::from(number)).map_or(&self.policy.rule, |counted| &counted.charged)
+    }
+
+    /// The number of a rule that is charged.
+    pub(crate) fn number(&self, charged: &Rule) -> u16 {
+        (0..)
+            .zip(&self.counted)
+            .find(|(_, counted)| counted.charged == *charged)
+            .map_or(0, |(number, _)| number)
     }
 
     /// The rules that go with the one that is charged.
@@ -92,7 +118,7 @@ impl Ready {
 
     /// The keys that have a rule of their own.
     pub(crate) fn exceptions(&self) -> impl Iterator<Item = (Fingerprint, &Rule)> {
-        self.tiers.keys().map(|subject| self.key(subject))
+        self.tiers.iter().map(|(key, number)| (*key, self.rule(*number)))
     }
 
     /// What the policy makes of a subject that is given as it is.

@@ -33,9 +33,12 @@ impl Policy {
         Ready::new(self.clone(), 0, instances, &Salt::random()).table_keys()
     }
 
-    /// Bytes that its table takes in one of so many instances.
+    /// Bytes that its table takes in one of so many instances, with the tables of what is counted beside it.
     pub fn table_bytes(&self, instances: u64) -> usize {
-        Ready::new(self.clone(), 0, instances, &Salt::random()).table_bytes()
+        let beside = self.beside().map(|(_, policy)| policy);
+        let all = std::iter::once(self.clone()).chain(beside);
+        all.map(|policy| Ready::new(policy, 0, instances, &Salt::random()).table_bytes())
+            .fold(0, usize::saturating_add)
     }
 }
 

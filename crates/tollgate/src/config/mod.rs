@@ -4,6 +4,7 @@
 //! own reads them from the same document, so that a user sees all that is wrong in one go.
 
 mod about;
+mod manners;
 mod placement;
 mod policy;
 mod section;

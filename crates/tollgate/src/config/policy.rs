@@ -9,6 +9,7 @@ use tollgate_store::MAX_CHARGES;
 
 use crate::config::Section;
 use crate::config::about::{check_about, read_match};
+use crate::config::manners::read_manners;
 use crate::config::placement::{Host, MAX_SHARDS, check_placement, placement};
 use crate::key::{MAX_SUBJECT_BYTES, fold_network};
 use crate::{
@@ -63,11 +64,11 @@ impl PolicySet {
                 section.problem("subject", "jwt: needs a [jwt] section that says how tokens are verified");
             }
             let count = &mut everywhere[usize::from(policy.shadow)];
-            *count += usize::from(policy.matches == Match::default());
+            *count += if policy.matches == Match::default() { policy.charges() } else { 0 };
             if *count > MAX_CHARGES {
                 section.problem(
                     "match",
-                    format!("at most {MAX_CHARGES} policies can meet one request; this one is too many"),
+                    format!("at most {MAX_CHARGES} keys can be charged by one request (a ban is one more, and so is obey); this one is too many"),
                 );
             }
             let bytes = policy.table_bytes(host.instances);
@@ -159,7 +160,8 @@ fn read_policy(section: &Section<'_>, host: &Host) -> Option<Policy> {
     policy.placement = placement.unwrap_or(policy.placed(host.usual));
     policy.shards = shards.unwrap_or(policy.shards);
     policy.on_unavailable = on_unavailable.unwrap_or(policy.on_unavailable);
-    let policy = Policy { matches, shadow, allow, deny, when_full, tiers, class, ..policy };
+    let mut policy = Policy { matches, shadow, allow, deny, when_full, tiers, class, ..policy };
+    read_manners(section, &mut policy);
     check_tiers(section, &policy);
     check_placement(section, &policy, host);
     check_about(section, &policy);
@@ -239,7 +241,7 @@ fn subject_text(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn read_cost(section: &Section<'_>) -> Option<Cost> {
+pub(super) fn read_cost(section: &Section<'_>) -> Option<Cost> {
     if !section.has("cost") {
         return None;
     }

@@ -5,6 +5,7 @@ mod exact;
 mod faults;
 mod leases;
 mod partition;
+mod reservations;
 mod rig;
 mod secure;
 mod topology;

@@ -1,6 +1,8 @@
 //! What a library user relies on, on a manual clock.
 
+mod afterwards;
 mod asked;
+mod manners;
 mod reload;
 
 use std::time::Duration;
@@ -130,7 +132,7 @@ fn more_policies_than_one_demand_can_hold_are_not_passed_over_in_silence() {
         PolicySet::from_toml(&everywhere)
             .unwrap_err()
             .to_string()
-            .contains("at most 8 policies can meet one request")
+            .contains("at most 8 keys can be charged by one request")
     );
 }
 
