@@ -28,6 +28,34 @@ pub fn refusal(contract: &Contract, ruling: &Ruling, grpc: bool) -> Response<Ful
     response
 }
 
+/// What is answered when there is no room, whoever asks: 503 with a reason of its own, to gRPC clients UNAVAILABLE. It has nothing to do
+/// with anybody's limit, so it says nothing of any.
+pub fn shed(grpc: bool) -> Response<Full<Bytes>> {
+    const DETAIL: &str = "There is more to do than can be done just now. Try again later.";
+    let mut response = if grpc {
+        let mut response = Response::new(Full::default());
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        response.headers_mut().insert("grpc-status", HeaderValue::from_static("14"));
+        response.headers_mut().insert("grpc-message", HeaderValue::from_static(DETAIL));
+        response
+    } else {
+        let problem = serde_json::json!({
+            "type": "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+            "title": "Overloaded",
+            "status": 503,
+            "detail": DETAIL,
+            "error": "shed",
+        });
+        let mut response = Response::new(Full::from(problem.to_string()));
+        *response.status_mut() = http::StatusCode::SERVICE_UNAVAILABLE;
+        response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM);
+        response
+    };
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
 /// HTTP 200 with the gRPC status in the only header block, as gRPC clients expect it: an HTTP 429 would read as UNAVAILABLE
 /// and be retried at once.
 fn grpc_refusal(ruling: &Ruling, message: &str) -> Response<Full<Bytes>> {

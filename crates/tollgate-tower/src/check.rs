@@ -1,16 +1,16 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
-use tokio::time::Sleep;
 use tollgate::{Asked, InProcess, Limiter, Memory, Ruling, Store};
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::charged::Charged;
 use crate::error::{Error, Refused};
+use crate::turns::{MAX_WAITING, Turns};
 
 /// Puts a [`Check`] before services of any kind: each call is charged to one subject of one policy, by its name.
 #[derive(Debug)]
@@ -18,18 +18,25 @@ pub struct CheckLayer<F, S = Memory> {
     limiter: Arc<Limiter<S>>,
     policy: Arc<str>,
     subject: F,
+    turns: Arc<Turns>,
 }
 
 impl<F, S> CheckLayer<F, S> {
     /// Charges the subject that `subject` finds in a request under this policy.
     pub fn new(limiter: impl Into<Arc<Limiter<S>>>, policy: impl Into<Arc<str>>, subject: F) -> Self {
-        CheckLayer { limiter: limiter.into(), policy: policy.into(), subject }
+        CheckLayer { limiter: limiter.into(), policy: policy.into(), subject, turns: Turns::new(MAX_WAITING) }
+    }
+
+    fn place(&self) -> Place<S> {
+        let (limiter, policy, turns) = (&self.limiter, &self.policy, &self.turns);
+        Place { limiter: Arc::clone(limiter), policy: Arc::clone(policy), turns: Arc::clone(turns) }
     }
 }
 
 impl<F: Clone, S> Clone for CheckLayer<F, S> {
     fn clone(&self) -> Self {
-        CheckLayer::new(Arc::clone(&self.limiter), Arc::clone(&self.policy), self.subject.clone())
+        let Place { limiter, policy, turns } = self.place();
+        CheckLayer { limiter, policy, subject: self.subject.clone(), turns }
     }
 }
 
@@ -56,7 +63,8 @@ impl<T: Clone, F: Clone, S> Clone for Check<T, F, S> {
 
 impl<T, F, S, Q, K> Service<Q> for Check<T, F, S>
 where
-    T: Service<Q> + Clone,
+    T: Service<Q, Future: Send> + Clone + Send + 'static,
+    Q: Send + 'static,
     F: Fn(&Q) -> K,
     K: AsRef<str>,
     S: Store + InProcess + Send + Sync + 'static,
@@ -70,31 +78,71 @@ where
     }
 
     fn call(&mut self, request: Q) -> CheckFuture<T, Q> {
-        let CheckLayer { limiter, policy, subject } = &self.check;
+        let CheckLayer { limiter, policy, subject, .. } = &self.check;
         let subject = subject(&request);
         let check = tollgate::Check { policy, subject: subject.as_ref(), cost: None };
         let decided = limiter.decide_now(&[Asked::Check(check)]);
-        if let Some(ruling) = &decided
-            && ruling.is_admit()
-            && ruling.wait() == 0
-        {
-            return CheckFuture { state: State::Passing { answer: self.inner.call(request) } };
+        match decided {
+            Some(ruling) if !ruling.is_admit() => {
+                CheckFuture { state: State::Refused { refused: Some(Refused::by(policy, &ruling)) } }
+            }
+            Some(ruling) if ruling.wait() == 0 => {
+                CheckFuture { state: State::Passing { answer: self.inner.call(request) } }
+            }
+            decided => {
+                let next = self.inner.clone();
+                let inner = std::mem::replace(&mut self.inner, next);
+                let subject = subject.as_ref().to_owned();
+                let steps = steps(self.check.place(), decided, subject, inner, request);
+                CheckFuture { state: State::Stepping { steps: Box::pin(steps) } }
+            }
         }
-        let next = self.inner.clone();
-        let inner = std::mem::replace(&mut self.inner, next);
-        if let Some(ruling) = &decided {
-            return CheckFuture { state: State::after(policy, ruling, inner, request) };
-        }
-        let (limiter, name, subject) = (Arc::clone(limiter), Arc::clone(policy), subject.as_ref().to_owned());
-        let decision: Deciding = Box::pin(async move {
-            limiter.decide_checks(&[tollgate::Check { policy: &name, subject: &subject, cost: None }]).await
-        });
-        let policy = Arc::clone(policy);
-        CheckFuture { state: State::Deciding { decision, call: Some((inner, request)), policy } }
     }
 }
 
-type Deciding = Pin<Box<dyn Future<Output = Ruling> + Send>>;
+/// What a call needs of its layer that takes more than one step.
+struct Place<S> {
+    limiter: Arc<Limiter<S>>,
+    policy: Arc<str>,
+    turns: Arc<Turns>,
+}
+
+/// A count that is elsewhere, and a turn to wait for.
+async fn steps<T, Q, S>(
+    place: Place<S>,
+    decided: Option<Ruling>,
+    subject: String,
+    mut inner: T,
+    request: Q,
+) -> Result<T::Response, Error<T::Error>>
+where
+    T: Service<Q>,
+    S: Store + 'static,
+{
+    let Place { limiter, policy, turns } = place;
+    let ruling = match decided {
+        Some(ruling) => ruling,
+        None => {
+            let check = tollgate::Check { policy: &policy, subject: &subject, cost: None };
+            limiter.decide_checks(&[check]).await
+        }
+    };
+    if !ruling.is_admit() {
+        return Err(Error::Refused(Refused::by(&policy, &ruling)));
+    }
+    let turn = ruling.turn();
+    let charged = Charged::new(limiter, ruling);
+    if let Some(turn) = turn {
+        match turns.join(&turn) {
+            Ok(waiting) => waiting.turn().await,
+            Err(_) => return Err(Error::Refused(Refused::crowded(&policy))),
+        }
+    }
+    let _stays_charged = charged.passed_on();
+    inner.call(request).await.map_err(Error::Inner)
+}
+
+type Steps<R, E> = Pin<Box<dyn Future<Output = Result<R, Error<E>>> + Send>>;
 
 pin_project! {
     /// What comes of a call behind a [`Check`].
@@ -107,22 +155,9 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<T, Q> where T: Service<Q> {
-        Deciding { decision: Deciding, call: Option<(T, Q)>, policy: Arc<str> },
-        Waiting { #[pin] sleep: Sleep, call: Option<(T, Q)> },
         Passing { #[pin] answer: T::Future },
+        Stepping { steps: Steps<T::Response, T::Error> },
         Refused { refused: Option<Refused> },
-    }
-}
-
-impl<T: Service<Q>, Q> State<T, Q> {
-    fn after(policy: &str, ruling: &Ruling, mut inner: T, request: Q) -> Self {
-        if !ruling.is_admit() {
-            return State::Refused { refused: Some(Refused::by(policy, ruling)) };
-        }
-        match Duration::from_nanos(ruling.wait()) {
-            Duration::ZERO => State::Passing { answer: inner.call(request) },
-            wait => State::Waiting { sleep: tokio::time::sleep(wait), call: Some((inner, request)) },
-        }
     }
 }
 
@@ -130,26 +165,13 @@ impl<T: Service<Q>, Q> Future for CheckFuture<T, Q> {
     type Output = Result<T::Response, Error<T::Error>>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            let next = match state.as_mut().project() {
-                StateProj::Deciding { decision, call, policy } => {
-                    let ruling = ready!(decision.as_mut().poll(context));
-                    let Some((inner, request)) = call.take() else { return Poll::Pending };
-                    State::after(policy, &ruling, inner, request)
-                }
-                StateProj::Waiting { sleep, call } => {
-                    ready!(sleep.poll(context));
-                    let Some((mut inner, request)) = call.take() else { return Poll::Pending };
-                    State::Passing { answer: inner.call(request) }
-                }
-                StateProj::Passing { answer } => return answer.poll(context).map_err(Error::Inner),
-                StateProj::Refused { refused } => {
-                    let Some(refused) = refused.take() else { return Poll::Pending };
-                    return Poll::Ready(Err(Error::Refused(refused)));
-                }
-            };
-            state.set(next);
+        match self.project().state.project() {
+            StateProj::Passing { answer } => answer.poll(context).map_err(Error::Inner),
+            StateProj::Stepping { steps } => steps.as_mut().poll(context),
+            StateProj::Refused { refused } => match refused.take() {
+                Some(refused) => Poll::Ready(Err(Error::Refused(refused))),
+                None => Poll::Pending,
+            },
         }
     }
 }

@@ -30,6 +30,13 @@ impl Refused {
     }
 }
 
+impl Refused {
+    /// As many wait for their turn as may.
+    pub(crate) fn crowded(policy: &str) -> Self {
+        Refused { reason: Reason::Unavailable, policy: policy.to_owned(), retry_after: None }
+    }
+}
+
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "policy `{}` refused ({})", self.policy, self.reason.name())?;

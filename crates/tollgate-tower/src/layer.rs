@@ -8,6 +8,7 @@ use tollgate::{Limiter, Memory};
 use tower_layer::Layer;
 
 use crate::service::Limit;
+use crate::turns::{MAX_WAITING, Turns};
 
 /// Puts a [`Limit`] before HTTP services. All of them, and all clones, share the limiter.
 #[derive(Debug)]
@@ -20,6 +21,7 @@ pub(crate) struct Shared<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) contract: Contract,
     pub(crate) trust: Trust,
+    pub(crate) turns: Arc<Turns>,
     pub(crate) peer: Arc<Peer>,
 }
 
@@ -36,7 +38,8 @@ impl<S> LimitLayer<S> {
             extensions.get::<std::net::SocketAddr>().map(std::net::SocketAddr::ip)
         });
         let (contract, trust) = (Contract::default(), Trust::default());
-        LimitLayer { shared: Arc::new(Shared { limiter: limiter.into(), contract, trust, peer }) }
+        let (limiter, turns) = (limiter.into(), Turns::new(MAX_WAITING));
+        LimitLayer { shared: Arc::new(Shared { limiter, contract, trust, turns, peer }) }
     }
 
     /// Where the address of the peer is found: with axum, in its `ConnectInfo`.
@@ -49,6 +52,12 @@ impl<S> LimitLayer<S> {
     #[must_use]
     pub fn trust(self, trust: Trust) -> Self {
         self.with(|shared| shared.trust = trust)
+    }
+
+    /// The lines in which requests wait for their turn, when a leaky queue says so: shared with others, or of another length.
+    #[must_use]
+    pub fn turns(self, turns: Arc<Turns>) -> Self {
+        self.with(|shared| shared.turns = turns)
     }
 
     /// Which headers answers carry.
@@ -73,7 +82,8 @@ impl<S> Clone for LimitLayer<S> {
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
         let (limiter, peer) = (Arc::clone(&self.limiter), Arc::clone(&self.peer));
-        Shared { limiter, peer, contract: self.contract, trust: self.trust.clone() }
+        let turns = Arc::clone(&self.turns);
+        Shared { limiter, peer, turns, contract: self.contract, trust: self.trust.clone() }
     }
 }
 

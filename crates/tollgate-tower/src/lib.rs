@@ -21,18 +21,28 @@
 //! [`CheckLayer`] stands before a service of any kind, such as a client's, and asks one policy by name: what is refused is an
 //! [`Error`] that says when to come back.
 //!
-//! Where counts are in this process a decision is made in `call`, without a box or a task; a count on a server is awaited in the
-//! response future. Both are as ready as the service behind them.
+//! Where counts are in this process a decision is made in `call`, without a box or a task; a count on a server, and the turn of a leaky
+//! queue, is awaited in the response future. A client that leaves before its turn gives its place back. Both are as ready as the service behind them.
 
+mod afterwards;
 pub mod answer;
+mod charged;
 mod check;
 mod error;
+mod fields;
 mod future;
 mod layer;
+mod obey;
 mod service;
+pub mod shed;
+mod turns;
 
+pub use afterwards::{responded, retry_after};
+pub use charged::{Charged, in_background, to_its_end};
 pub use check::{Check, CheckFuture, CheckLayer};
 pub use error::{Error, Refused};
 pub use future::ResponseFuture;
 pub use layer::LimitLayer;
+pub use obey::{Obey, ObeyLayer};
 pub use service::Limit;
+pub use turns::{Full, MAX_WAITING, Turns, Waiting};

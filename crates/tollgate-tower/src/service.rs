@@ -1,17 +1,17 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, header};
 use http_body::Body;
-use http_body_util::{Either, Full};
+use http_body_util::Either;
 use tollgate::{Asked, InProcess, Ruling, Store};
 use tower_service::Service;
 
+use crate::afterwards::responded;
 use crate::answer;
-use crate::future::{Next, ResponseFuture};
+use crate::charged::Charged;
+use crate::future::{Answer, ResponseFuture};
 use crate::layer::Shared;
 
 /// An HTTP service behind a limiter.
@@ -29,19 +29,20 @@ impl<T: Clone, S> Clone for Limit<T, S> {
 
 impl<T, S, B, R> Service<Request<B>> for Limit<T, S>
 where
-    T: Service<Request<B>, Response = Response<R>> + Clone,
+    T: Service<Request<B>, Response = Response<R>, Future: Send> + Clone + Send + 'static,
     S: Store + InProcess + Send + Sync + 'static,
     B: Body + Send + 'static,
+    R: Body + Send + 'static,
 {
-    type Response = Response<Either<R, Full<Bytes>>>;
+    type Response = Answer<R>;
     type Error = T::Error;
-    type Future = ResponseFuture<T, B>;
+    type Future = ResponseFuture<T, B, R>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), T::Error>> {
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<B>) -> ResponseFuture<T, B> {
+    fn call(&mut self, request: Request<B>) -> ResponseFuture<T, B, R> {
         let size = request.body().size_hint().exact();
         let (parts, body) = request.into_parts();
         let described = self.shared.describe(&parts, size);
@@ -49,22 +50,18 @@ where
             let answer = self.inner.call(Request::from_parts(parts, body));
             return ResponseFuture::passing(answer, HeaderMap::new());
         }
-        match self.shared.limiter.decide_now(&[Asked::Request(&described)]) {
-            Some(ruling) => match self.shared.next(&ruling, &parts.headers) {
-                Next::Pass { limits, wait } if wait.is_zero() => {
-                    let answer = self.inner.call(Request::from_parts(parts, body));
-                    ResponseFuture::passing(answer, limits)
-                }
-                next => ResponseFuture::after(next, self.ready_inner(), Request::from_parts(parts, body)),
-            },
-            None => {
-                let shared = Arc::clone(&self.shared);
-                let deciding = async move {
-                    let described = shared.describe(&parts, size);
-                    let ruling = shared.limiter.decide(&described).await;
-                    (shared.next(&ruling, &parts.headers), Request::from_parts(parts, body))
-                };
-                ResponseFuture::deciding(Box::pin(deciding), self.ready_inner())
+        let decided = self.shared.limiter.decide_now(&[Asked::Exchange(&described)]);
+        match decided {
+            Some(ruling) if !ruling.is_admit() => {
+                ResponseFuture::refused(self.shared.refusal(&ruling, &parts.headers))
+            }
+            Some(ruling) if ruling.wait() == 0 && !ruling.goes_by_response() => {
+                let answer = self.inner.call(Request::from_parts(parts, body));
+                ResponseFuture::passing(answer, self.shared.limits(&ruling))
+            }
+            decided => {
+                let (shared, inner) = (Arc::clone(&self.shared), self.ready_inner());
+                ResponseFuture::stepping(Box::pin(shared.steps(decided, inner, parts, body)))
             }
         }
     }
@@ -78,7 +75,7 @@ impl<T: Clone, S> Limit<T, S> {
     }
 }
 
-impl<S: Store> Shared<S> {
+impl<S: Store + 'static> Shared<S> {
     /// What policies see of a request.
     fn describe<'p>(&self, parts: &'p Parts, size: Option<u64>) -> tollgate::Request<'p> {
         let host = parts.uri.authority().map(http::uri::Authority::as_str);
@@ -95,13 +92,54 @@ impl<S: Store> Shared<S> {
         }
     }
 
-    /// What follows from a ruling.
-    fn next(&self, ruling: &Ruling, headers: &HeaderMap) -> Next {
-        if !ruling.is_admit() {
-            return Next::Refuse(answer::refusal(&self.contract, ruling, answer::is_grpc(headers)));
-        }
+    fn refusal(&self, ruling: &Ruling, headers: &HeaderMap) -> Response<http_body_util::Full<bytes::Bytes>> {
+        answer::refusal(&self.contract, ruling, answer::is_grpc(headers))
+    }
+
+    fn limits(&self, ruling: &Ruling) -> HeaderMap {
         let mut limits = HeaderMap::new();
         self.contract.write(ruling, &mut limits);
-        Next::Pass { limits, wait: Duration::from_nanos(ruling.wait()) }
+        limits
+    }
+
+    /// What takes more than one step: a count that is elsewhere, a turn to wait for, a response to go by.
+    async fn steps<T, B, R>(
+        self: Arc<Self>,
+        decided: Option<Ruling>,
+        mut inner: T,
+        parts: Parts,
+        body: B,
+    ) -> Result<Answer<R>, T::Error>
+    where
+        T: Service<Request<B>, Response = Response<R>>,
+        B: Body,
+        R: Body,
+    {
+        let ruling = match decided {
+            Some(ruling) => ruling,
+            None => {
+                let described = self.describe(&parts, body.size_hint().exact());
+                self.limiter.decide_all(&[Asked::Exchange(&described)]).await
+            }
+        };
+        if !ruling.is_admit() {
+            return Ok(self.refusal(&ruling, &parts.headers).map(Either::Right));
+        }
+        let turn = ruling.turn();
+        let charged = Charged::new(Arc::clone(&self.limiter), ruling);
+        if let Some(turn) = turn {
+            match self.turns.join(&turn) {
+                Ok(waiting) => waiting.turn().await,
+                Err(_) => return Ok(answer::shed(answer::is_grpc(&parts.headers)).map(Either::Right)),
+            }
+        }
+        let ruling = charged.passed_on();
+        let mut response = inner.call(Request::from_parts(parts, body)).await?;
+        if let Some(ruling) = ruling {
+            let size = response.body().size_hint().exact();
+            let ruling = responded(&self.limiter, ruling, response.status(), response.headers(), size).await;
+            response.headers_mut().extend(self.limits(&ruling));
+        }
+        Ok(response.map(Either::Left))
     }
 }

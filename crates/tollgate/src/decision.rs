@@ -175,6 +175,17 @@ impl Part {
     }
 }
 
+/// A place in the queue of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The key.
+    pub key: Fingerprint,
+    /// Nanoseconds until it leaves.
+    pub wait: u64,
+    /// Nanoseconds that it takes up in the queue.
+    pub length: u64,
+}
+
 /// The decision about a request: that of every policy it meets, and what follows from them.
 #[derive(Clone, Debug)]
 pub struct Ruling {
@@ -297,6 +308,25 @@ impl Ruling {
     pub fn wait(&self) -> u64 {
         let wait = |part: &Part| if let Verdict::Admit { wait } = part.outcome.verdict { wait } else { 0 };
         if self.is_admit() { self.parts.iter().map(wait).max().unwrap_or(0) } else { 0 }
+    }
+
+    /// The turn to wait for before going on, if there is one: the longest of the leaky queues'.
+    pub fn turn(&self) -> Option<Turn> {
+        if !self.is_admit() {
+            return None;
+        }
+        let turn = |part: &Part| {
+            let Verdict::Admit { wait: wait @ 1.. } = part.outcome.verdict else { return None };
+            let interval = self.policies.ready(part.policy)?.rule(part.rule).quota().interval();
+            Some(Turn { key: part.key, wait, length: part.cost.saturating_mul(interval) })
+        };
+        self.parts.iter().filter_map(turn).max_by_key(|turn| turn.wait)
+    }
+
+    /// Whether a policy wants to be told of the response: see [`Limiter::responded`](crate::Limiter::responded) and
+    /// [`Limiter::obey`](crate::Limiter::obey).
+    pub fn goes_by_response(&self) -> bool {
+        self.parts().any(|(policy, _)| policy.response.is_some() || policy.obey > 0)
     }
 
     /// The set of policies that decided.

@@ -85,7 +85,7 @@ pub use asked::{Asked, Check, Descriptor, MAX_ASKED, Reserved, Stated, Throttle}
 pub use beside::{Ban, MAX_BAR_MS};
 pub use clock::Clock;
 pub use config::{Problem, Problems};
-pub use decision::{Decision, MAX_SHADOWS, Part, Reason, Refusal, Ruling, Standing};
+pub use decision::{Decision, MAX_SHADOWS, Part, Reason, Refusal, Ruling, Standing, Turn};
 pub use descriptor::{Entry, MAX_ENTRIES, Pattern, Value};
 #[cfg(feature = "sqlite")]
 pub use durable::Restored;
