@@ -43,7 +43,7 @@ impl Admin {
     async fn route(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
         match (request.method(), request.uri().path()) {
             (&Method::GET | &Method::HEAD, "/metrics") => {
-                let mut response = Response::new(full(self.app.metrics.text(&self.app.limiter)));
+                let mut response = Response::new(full(self.app.metrics.text(&self.app)));
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
                 response.headers_mut().insert(header::CONTENT_TYPE, kind);
                 response
@@ -72,10 +72,11 @@ impl Admin {
             (&Method::GET, "/v1/policies") => json_answer(StatusCode::OK, &self.policies()),
             (&Method::GET, "/v1/standing") => self.standing(request.uri().query().unwrap_or_default()).await,
             (&Method::POST, "/v1/reset") => self.reset(request, peer).await,
+            (&Method::POST, "/v1/unban") => self.unban(request, peer).await,
             (&Method::POST, "/v1/warm") => self.warm(request, peer).await,
             _ => problem(
                 StatusCode::NOT_FOUND,
-                "Expected GET /metrics, /healthz, /readyz, /v1/policies, /v1/standing, or POST /v1/reset, /v1/warm.",
+                "Expected GET /metrics, /healthz, /readyz, /v1/policies, /v1/standing, or POST /v1/reset, /v1/unban, /v1/warm.",
             ),
         }
     }
@@ -155,6 +156,22 @@ impl Admin {
         json_answer(StatusCode::OK, &json!({ "warm": warmed.warm, "failed": warmed.failed }))
     }
 
+    async fn unban(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
+        let Reset { policy, subject } = match self.command(request).await {
+            Ok(unban) => unban,
+            Err(answer) => return answer,
+        };
+        let key =
+            self.app.limiter.policies().named(&policy).map(|ready| shown(ready.key(subject.as_bytes()).0));
+        let was_banned = match self.app.limiter.unban(&policy, &subject).await {
+            Ok(Some(was)) => was,
+            Ok(None) => return problem(StatusCode::NOT_FOUND, "There is no policy of this name that bans."),
+            Err(error) => return unanswered(error),
+        };
+        tracing::info!(audit = "unban", policy, key, was_banned, by = %peer.address, "administration");
+        json_answer(StatusCode::OK, &json!({ "policy": policy, "key": key, "was_banned": was_banned }))
+    }
+
     async fn reset(&self, request: Request<Incoming>, peer: &Peer) -> Response<Body> {
         let reset: Reset = match self.command(request).await {
             Ok(reset) => reset,
@@ -167,11 +184,16 @@ impl Admin {
         let key = shown(ready.key(reset.subject.as_bytes()).0);
         let known = match self.app.limiter.reset(&reset.policy, &reset.subject).await {
             Ok(known) => known.unwrap_or(false),
-            Err(error) => return problem(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
+            Err(error) => return unanswered(error),
         };
         tracing::info!(audit = "reset", policy = reset.policy, key, known, by = %peer.address, "administration");
         json_answer(StatusCode::OK, &json!({ "policy": reset.policy, "key": key, "was_known": known }))
     }
+}
+
+/// What an error on the way to a count is answered with.
+fn unanswered(error: tollgate::Unanswered) -> Response<Body> {
+    problem(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
 }
 
 impl Handler for Admin {
@@ -192,6 +214,7 @@ fn describe(ready: &Ready) -> Value {
         "placement": policy.placement.to_string(),
         "on_unavailable": policy.on_unavailable.to_string(),
         "shadow": policy.shadow,
+        "manners": explain::manners(policy),
         "bound": explain::bound(policy),
         "keys": policy.keys,
         "when_full": policy.when_full.to_string(),

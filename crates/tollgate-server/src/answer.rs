@@ -19,6 +19,13 @@ pub fn refusal(settings: &Settings, ruling: &Ruling, request: &HeaderMap, grpc: 
     response
 }
 
+/// The answer to a request that is turned away, whoever asks.
+pub fn overloaded(settings: &Settings, request: &HeaderMap) -> Response<Body> {
+    let mut response = tollgate_tower::answer::shed(tollgate_tower::answer::is_grpc(request)).map(from_full);
+    readable(settings, request, response.headers_mut(), true);
+    response
+}
+
 /// Lets a browser's script read the limit headers, and the whole of a refusal where an origin is configured.
 pub fn readable(settings: &Settings, request: &HeaderMap, response: &mut HeaderMap, refusal: bool) {
     if !request.contains_key(header::ORIGIN) {

@@ -5,15 +5,16 @@
 //! through, so a request with both is refused: nobody describes it but the proxy. With `?deny_status=403` every refusal
 //! has that status, which is all that nginx passes on, and the true one stands in `X-RL-Status`.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use tollgate::Asked;
 use tollgate::client::Trust;
+use tollgate_tower::{Charged, Full};
 
 use crate::answer::{problem, refusal};
-use crate::app::{App, Door};
+use crate::app::{App, Crowd, Door};
 use crate::body::{Body, empty};
 use crate::check::form_pairs;
 use crate::listen::Peer;
@@ -55,9 +56,15 @@ pub async fn answer(app: &App, request: &Request<Incoming>, peer: &Peer) -> Resp
         // The proxy reads the status, whatever its client speaks.
         return denied(deny, refusal(&app.settings, &ruling, headers, false));
     }
-    if ruling.wait() > 0 {
-        tokio::time::sleep(Duration::from_nanos(ruling.wait())).await;
+    let turn = ruling.turn();
+    let charged = Charged::new(Arc::clone(&app.limiter), ruling);
+    if let Some(turn) = turn {
+        match app.turns.join(&turn) {
+            Ok(waiting) => waiting.turn().await,
+            Err(Full) => return denied(deny, app.shed(headers, 0, Crowd::Queue)),
+        }
     }
+    let Some(ruling) = charged.passed_on() else { return Response::new(empty()) };
     let mut response = Response::new(empty());
     app.settings.contract.write(&ruling, response.headers_mut());
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

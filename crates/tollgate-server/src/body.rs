@@ -161,6 +161,53 @@ where
     }
 }
 
+/// A body whose bytes are counted. When it is through, or nobody takes any more of it, somebody is told how many there were.
+pub struct Measured<B> {
+    inner: B,
+    bytes: u64,
+    through: Option<Box<dyn FnOnce(u64) + Send>>,
+}
+
+impl<B> Measured<B> {
+    /// Counts the bytes of `inner`, and tells `through`.
+    pub fn new(inner: B, through: impl FnOnce(u64) + Send + 'static) -> Self {
+        Measured { inner, bytes: 0, through: Some(Box::new(through)) }
+    }
+}
+
+impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Measured<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let frame = Pin::new(&mut self.inner).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &frame {
+            let size = frame.data_ref().map_or(0, Bytes::len);
+            self.bytes = self.bytes.saturating_add(size as u64);
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl<B> Drop for Measured<B> {
+    fn drop(&mut self) {
+        if let Some(through) = self.through.take() {
+            through(self.bytes);
+        }
+    }
+}
+
 /// Reads a small body whole.
 ///
 /// # Errors

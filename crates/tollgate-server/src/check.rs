@@ -15,6 +15,7 @@ use crate::auth;
 use crate::body::{self, Body};
 use crate::http::Handler;
 use crate::listen::Peer;
+use crate::reserve;
 
 /// The largest body of a check, in bytes.
 pub const MAX_CHECK_BYTES: usize = 64 << 10;
@@ -35,8 +36,11 @@ impl Api {
         match (request.uri().path(), request.method()) {
             ("/v1/check", &Method::POST | &Method::GET) => self.check(request).await,
             ("/v1/check", _) => problem(StatusCode::METHOD_NOT_ALLOWED, "Expected GET or POST."),
+            ("/v1/reserve", &Method::POST) => reserve::reserve(&self.app, request).await,
+            ("/v1/settle", &Method::POST) => reserve::settle(&self.app, request).await,
+            ("/v1/reserve" | "/v1/settle", _) => problem(StatusCode::METHOD_NOT_ALLOWED, "Expected POST."),
             ("/v1/auth", _) => auth::answer(&self.app, &request, peer).await,
-            _ => problem(StatusCode::NOT_FOUND, "Expected /v1/check or /v1/auth."),
+            _ => problem(StatusCode::NOT_FOUND, "Expected /v1/check, /v1/reserve, /v1/settle or /v1/auth."),
         }
     }
 
@@ -274,6 +278,6 @@ fn standing((policy, part): (&Policy, &Part)) -> Value {
     standing
 }
 
-fn milliseconds(nanos: u64) -> u64 {
+pub(crate) fn milliseconds(nanos: u64) -> u64 {
     nanos.div_ceil(1_000_000)
 }

@@ -1,5 +1,6 @@
 //! `tollgate check` and `tollgate explain`: what a file says, in sentences.
 
+mod manners;
 mod placed;
 
 use std::path::Path;
@@ -65,6 +66,11 @@ pub fn bound(policy: &Policy) -> String {
     policy.rule.bound().to_string()
 }
 
+/// What it does beyond yes and no: each key, and what it says.
+pub fn manners(policy: &Policy) -> std::collections::BTreeMap<&'static str, String> {
+    manners::manners(policy).into_iter().collect()
+}
+
 /// One line on a policy: what it promises to whom.
 pub fn headline(policy: &Policy) -> String {
     let shadow = if policy.shadow { " (shadow: it only watches)" } else { "" };
@@ -102,6 +108,9 @@ pub fn explain(policy: &Policy, store: &StoreSettings) -> String {
         );
     }
     line("cost", cost(&policy.cost));
+    for (name, says) in manners::manners(policy) {
+        line(name, says);
+    }
     line("check", format!("{}: {}", policy.placement, placed::check(policy, store)));
     line("memory", placed::memory(policy, store));
     line("unavailable", placed::unavailable(policy, store));

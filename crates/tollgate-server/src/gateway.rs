@@ -9,17 +9,18 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use tollgate::Asked;
 use tollgate::client::Forwarding;
-
+use tollgate::{Asked, Ruling};
 use tollgate_tower::answer::is_grpc;
+use tollgate_tower::shed::SlotBody;
+use tollgate_tower::{Charged, Full, in_background, responded};
 
 use crate::answer::{problem, readable, refusal};
-use crate::app::{App, Door};
-use crate::body::{Body, Cut, Guarded, Progress, empty};
+use crate::app::{App, Crowd, Door};
+use crate::body::{Body, Cut, Guarded, Measured, Progress, empty};
 use crate::http::Handler;
 use crate::listen::{Held, Peer};
-use crate::upstream::{NoAnswer, Upstreams, join_cookies, strip_hop_by_hop};
+use crate::upstream::{NoAnswer, Place, Upstreams, join_cookies, strip_hop_by_hop};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -38,7 +39,7 @@ impl Gateway {
     /// # Errors
     /// A message when TLS to the origins cannot be set up.
     pub fn new(app: Arc<App>) -> Result<Self, String> {
-        let upstreams = Upstreams::new(&app.settings)?;
+        let upstreams = Upstreams::new(&app.settings, app.sheds.clone())?;
         Ok(Gateway { app, upstreams })
     }
 
@@ -61,19 +62,39 @@ impl Gateway {
             address: Some(self.app.settings.trust.client(peer.address.ip(), request.headers())),
             size: size.exact(),
         };
-        if asked.is_preflight() {
-            return self.forward(request, &host, peer).await;
+        // Before anything is charged: whoever is turned away costs nobody anything.
+        let class = self.app.settings.shed.as_ref().map_or(0, |shed| shed.class(&asked));
+        if !self.upstreams.has_room(class) {
+            return self.app.shed(request.headers(), class, Crowd::Origin);
         }
-        let ruling = self.app.decide(Door::Gateway, &[Asked::Request(&asked)]).await;
+        if asked.is_preflight() {
+            return match self.upstreams.enter(class) {
+                Some(place) => self.forward(request, &host, peer, place).await,
+                None => self.app.shed(request.headers(), class, Crowd::Origin),
+            };
+        }
+        let ruling = self.app.decide(Door::Gateway, &[Asked::Exchange(&asked)]).await;
         if !ruling.is_admit() {
             return refusal(&self.app.settings, &ruling, request.headers(), is_grpc(request.headers()));
         }
-        if ruling.wait() > 0 {
-            tokio::time::sleep(Duration::from_nanos(ruling.wait())).await;
+        let turn = ruling.turn();
+        // Until it is passed on, whatever ends this gives back what was charged.
+        let charged = Charged::new(Arc::clone(&self.app.limiter), ruling);
+        if let Some(turn) = turn {
+            match self.app.turns.join(&turn) {
+                Ok(waiting) => waiting.turn().await,
+                Err(Full) => return self.app.shed(request.headers(), class, Crowd::Queue),
+            }
         }
+        let Some(place) = self.upstreams.enter(class) else {
+            return self.app.shed(request.headers(), class, Crowd::Origin);
+        };
         let origin = request.headers().get(header::ORIGIN).cloned();
-        let mut response = self.forward(request, &host, peer).await;
-        self.app.settings.contract.write(&ruling, response.headers_mut());
+        let ruling = charged.passed_on();
+        let mut response = self.forward(request, &host, peer, place).await;
+        if let Some(ruling) = ruling {
+            response = self.told(ruling, response).await;
+        }
         if let Some(origin) = origin {
             let asked: HeaderMap = [(header::ORIGIN, origin)].into_iter().collect();
             readable(&self.app.settings, &asked, response.headers_mut(), false);
@@ -81,7 +102,27 @@ impl Gateway {
         response
     }
 
-    async fn forward(&self, mut request: Request<Incoming>, host: &str, peer: &Peer) -> Response<Body> {
+    /// Tells the policies what came of a request, and the client what they say.
+    async fn told(&self, ruling: Ruling, response: Response<Body>) -> Response<Body> {
+        let (mut parts, body) = response.into_parts();
+        let size = body.size_hint().exact();
+        let ruling = responded(&self.app.limiter, ruling, parts.status, &parts.headers, size).await;
+        self.app.settings.contract.write(&ruling, &mut parts.headers);
+        if !ruling.goes_by_size() {
+            return Response::from_parts(parts, body);
+        }
+        let (limiter, mut ruling) = (Arc::clone(&self.app.limiter), ruling);
+        let through = move |bytes| in_background(async move { limiter.streamed(&mut ruling, bytes).await });
+        Response::from_parts(parts, Measured::new(body, through).boxed_unsync())
+    }
+
+    async fn forward(
+        &self,
+        mut request: Request<Incoming>,
+        host: &str,
+        peer: &Peer,
+        place: Place,
+    ) -> Response<Body> {
         let limits = self.app.settings.limits;
         let client = hyper::upgrade::on(&mut request);
         let (mut parts, body) = request.into_parts();
@@ -95,9 +136,17 @@ impl Gateway {
         // The origin's protocol is the connection's, not the client's.
         parts.version = http::Version::HTTP_11;
         let start = self.app.limiter.clock().now();
-        let sent = self.upstreams.send(Request::from_parts(parts, body), &progress).await;
+        let sent = self.upstreams.send(Request::from_parts(parts, body), place.origin, &progress).await;
         let took = self.app.limiter.clock().now().saturating_sub(start);
         self.app.metrics.upstream_seconds.observe(took as f64 / tollgate::SECOND as f64);
+        if let Some(slot) = &place.slot {
+            match &sent {
+                // An error says nothing of how much there is to do, but for one that nobody waited for any longer.
+                Ok(response) if response.status().is_server_error() => {}
+                Ok(_) | Err(NoAnswer::Late) => slot.answered(),
+                Err(NoAnswer::Bad) => {}
+            }
+        }
         let mut response = match (sent, progress.cut()) {
             (Ok(response), _) => response,
             (Err(_), Some(cut)) => return cut_short(cut, limits.max_body),
@@ -118,7 +167,9 @@ impl Gateway {
         }
         let (mut parts, body) = response.into_parts();
         strip_hop_by_hop(&mut parts.headers);
-        Response::from_parts(parts, guard(body, u64::MAX, limits.body_timeout).0)
+        let body = guard(body, u64::MAX, limits.body_timeout).0;
+        let body = if place.slot.is_some() { SlotBody::new(body, place.slot).boxed_unsync() } else { body };
+        Response::from_parts(parts, body)
     }
 
     /// What the origin is told of the client: what a trusted proxy said in the configured header, and this hop; what anybody

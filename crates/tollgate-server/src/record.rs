@@ -55,17 +55,17 @@ impl Record {
 
     /// Writes the line of a decision: of the policy that fired, else of the one that is closest to its end.
     pub fn decided(&self, door: Door, ruling: &Ruling, took: u64) {
-        let Some((out, _)) = &self.out else { return };
+        if self.out.is_none() {
+            return;
+        }
         if ruling.is_admit() && !self.admits.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.sample) {
             return;
         }
-        let nanos = i128::from(ruling.now - ruling.now % 1_000_000);
-        let time =
-            OffsetDateTime::from_unix_timestamp_nanos(nanos).ok().and_then(|t| t.format(&Rfc3339).ok());
+        let time = written(ruling.now);
         let (policy, part) = told(ruling).unzip();
         let would_refuse = ruling.shadows().filter(|(_, part)| !part.outcome.verdict.is_admit());
         let line = Line {
-            time: time.as_deref().unwrap_or(""),
+            time: &time,
             door: door.name(),
             decision: ruling.reason.name(),
             policy: policy.or_else(|| ruling.scope()).map(|policy| policy.name.as_str()),
@@ -80,11 +80,37 @@ impl Record {
             fallback: ruling.fallback.is_some(),
             generation: ruling.policies().generation,
         };
-        if let Ok(mut text) = serde_json::to_vec(&line) {
+        self.write(&line);
+    }
+
+    /// Writes the line of a request that was turned away, whoever asked. It has no field in common with a decision's but the time.
+    pub fn shed(&self, now: u64, place: &str, class: &str) {
+        if self.out.is_some() {
+            self.write(&ShedLine { time: &written(now), shed: place, class });
+        }
+    }
+
+    fn write(&self, line: &impl Serialize) {
+        if let (Ok(mut text), Some((out, _))) = (serde_json::to_vec(line), &self.out) {
             text.push(b'\n');
             let _full = out.clone().write_all(&text);
         }
     }
+}
+
+#[derive(Serialize)]
+struct ShedLine<'a> {
+    time: &'a str,
+    shed: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    class: &'a str,
+}
+
+/// A time as it stands in a line, in whole milliseconds.
+fn written(now: u64) -> String {
+    let nanos = i128::from(now - now % 1_000_000);
+    let time = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok().and_then(|t| t.format(&Rfc3339).ok());
+    time.unwrap_or_default()
 }
 
 fn told(ruling: &Ruling) -> Option<(&Policy, &Part)> {

@@ -10,9 +10,11 @@ use tollgate::client::Trust;
 use tollgate::config::{Document, Section};
 use tollgate::contract::Contract;
 use tollgate::{About, Fingerprint, Policy, PolicySet, Problems, Quota, Rule};
+use tollgate_tower::MAX_WAITING;
 
 use crate::Failure;
 use crate::cli::ServeArgs;
+use crate::shedding::ShedSettings;
 use crate::store::{StoreSettings, StoreUrl};
 
 /// The quota of a server without a file.
@@ -58,6 +60,8 @@ pub struct Settings {
     pub cors_origin: Option<String>,
     /// Limits of size and time.
     pub limits: Limits,
+    /// How much origins are given at once, if that is bounded.
+    pub shed: Option<ShedSettings>,
     /// What is logged.
     pub log: LogSettings,
     /// Where the salt is kept.
@@ -73,6 +77,8 @@ pub struct Limits {
     pub max_body: u64,
     /// Open connections of one listener.
     pub max_connections: usize,
+    /// Requests that wait for their turn in a leaky queue.
+    pub max_waiting: usize,
     /// Until a request's head is there (also the TLS handshake and the PROXY header).
     pub head_timeout: Duration,
     /// Between two pieces of a body.
@@ -91,6 +97,7 @@ impl Default for Limits {
             max_head: 64 << 10,
             max_body: 64 << 20,
             max_connections: 10_000,
+            max_waiting: MAX_WAITING,
             head_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(5),
@@ -130,6 +137,7 @@ impl Default for Settings {
             contract: Contract::default(),
             cors_origin: None,
             limits: Limits::default(),
+            shed: None,
             log: LogSettings { decisions: true, admit_sample: 1 },
             salt_file: None,
         }
@@ -211,6 +219,7 @@ fn read_server(server: &Section<'_>, settings: &mut Settings) {
         text.parse::<http::HeaderValue>().map(|_| text.to_owned()).map_err(|_| "expected an origin, or *")
     });
     read_contract(server, &mut settings.contract);
+    settings.shed = server.section("shed").and_then(|shed| ShedSettings::read(&shed));
     if let Some(limits) = server.section("limits") {
         read_limits(&limits, &mut settings.limits);
     }
@@ -245,6 +254,7 @@ fn read_limits(section: &Section<'_>, limits: &mut Limits) {
     limits.max_head = head.unwrap_or(limits.max_head);
     limits.max_body = section.size("max_body", 0..=1 << 50).unwrap_or(limits.max_body);
     limits.max_connections = count("max_connections", 1..=1_000_000, limits.max_connections);
+    limits.max_waiting = count("max_waiting", 1..=1_000_000, limits.max_waiting);
     limits.head_timeout = time("head_timeout", limits.head_timeout);
     limits.body_timeout = time("body_timeout", limits.body_timeout);
     limits.connect_timeout = time("connect_timeout", limits.connect_timeout);

@@ -1,6 +1,7 @@
 //! The origins behind the gateway: pooled connections, and what proxies owe the next hop.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use tollgate_tower::shed::{Shed, Slot};
 
 use crate::body::{Body, Progress};
 use crate::settings::Settings;
@@ -36,9 +39,19 @@ pub enum NoAnswer {
     Late,
 }
 
+/// Where a request is sent.
+#[derive(Debug)]
+pub struct Place {
+    /// The origin's number.
+    pub origin: usize,
+    /// The slot that it takes there, if those are bounded.
+    pub slot: Option<Slot>,
+}
+
 /// The origins, which take turns.
 #[derive(Debug)]
 pub struct Upstreams {
+    sheds: Vec<Arc<Shed>>,
     client: Client<HttpsConnector<HttpConnector>, Body>,
     origins: Vec<(Scheme, Authority)>,
     next: AtomicUsize,
@@ -51,7 +64,7 @@ impl Upstreams {
     ///
     /// # Errors
     /// A message when TLS cannot be set up.
-    pub fn new(settings: &Settings) -> Result<Self, String> {
+    pub fn new(settings: &Settings, sheds: Vec<Arc<Shed>>) -> Result<Self, String> {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
@@ -73,20 +86,36 @@ impl Upstreams {
         let origin = |uri: &Uri| Some((uri.scheme()?.clone(), uri.authority()?.clone()));
         let origins = settings.upstream.iter().filter_map(origin).collect();
         let (patience, http2) = (settings.limits.response_timeout, settings.upstream_http2);
-        Ok(Upstreams { client, origins, next: AtomicUsize::new(0), patience, http2 })
+        Ok(Upstreams { sheds, client, origins, next: AtomicUsize::new(0), patience, http2 })
     }
 
-    /// Sends a request to the next origin, and waits for the head of its answer: as long as its body moves on, and then
+    /// Whether some origin has room for a request of this class.
+    pub fn has_room(&self, class: usize) -> bool {
+        self.sheds.is_empty() || self.sheds.iter().any(|shed| shed.has_room(class))
+    }
+
+    /// The next origin that has room for a request of this class, and the slot that it takes there. `None` when none has.
+    pub fn enter(&self, class: usize) -> Option<Place> {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        let count = self.origins.len().max(1);
+        if self.sheds.is_empty() {
+            return Some(Place { origin: turn % count, slot: None });
+        }
+        let turns = (0..count).map(|n| turn.wrapping_add(n) % count);
+        turns
+            .filter_map(|origin| Some(Place { origin, slot: Some(self.sheds.get(origin)?.enter(class)?) }))
+            .next()
+    }
+
+    /// Sends a request to an origin, and waits for the head of its answer: as long as its body moves on, and then
     /// `response_timeout`.
     pub async fn send(
         &self,
         mut request: Request<Body>,
+        origin: usize,
         progress: &Progress,
     ) -> Result<Response<Incoming>, NoAnswer> {
-        let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        let Some((scheme, authority)) = self.origins.get(turn % self.origins.len().max(1)) else {
-            return Err(NoAnswer::Bad);
-        };
+        let Some((scheme, authority)) = self.origins.get(origin) else { return Err(NoAnswer::Bad) };
         let path = request.uri().path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/"));
         let target = Uri::builder().scheme(scheme.clone()).authority(authority.clone()).path_and_query(path);
         *request.uri_mut() = target.build().map_err(|_| NoAnswer::Bad)?;

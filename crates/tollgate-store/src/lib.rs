@@ -37,6 +37,8 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "shared")]
 mod remote;
+#[cfg(feature = "postgres")]
+mod rows;
 mod shared;
 mod table;
 mod tally;

@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use tokio::sync::Mutex;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
-use tollgate_core::{Charge, Fingerprint, Rule, Shape};
+use tollgate_core::{Charge, Fingerprint, Shape};
 
-use crate::remote::{Found, Mode, Question, Reply, Server};
+use crate::remote::{Mode, Question, Reply, Server};
+use crate::rows::{key, read, shape, signed, text};
 
 /// The version of the schema.
 const SCHEMA: i64 = 2;
@@ -294,45 +294,6 @@ async fn reap(inner: Weak<Inner>) {
         // What could not be taken away now is later.
         page = inner.reap(page).await.unwrap_or(page);
     }
-}
-
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-fn key(key: Fingerprint) -> Vec<u8> {
-    key.0.to_be_bytes().to_vec()
-}
-
-fn shape(rule: &Rule) -> &'static str {
-    match rule.shape() {
-        Shape::Cell => "cell",
-        Shape::Counter => "counter",
-        Shape::Log => "log",
-    }
-}
-
-/// Numbers as the schema's function writes them.
-fn text(numbers: &[u64]) -> String {
-    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
-}
-
-fn read(row: &Row) -> Option<Reply> {
-    let (done, admitted, now): (bool, i64, i64) =
-        (row.try_get(0).ok()?, row.try_get(1).ok()?, row.try_get(2).ok()?);
-    let (rules, texts): (Vec<String>, Vec<String>) = (row.try_get(3).ok()?, row.try_get(4).ok()?);
-    let found = |(rule, text): (String, String)| {
-        let numbers: Option<Vec<u64>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();
-        Some(Found { rule, numbers: numbers? })
-    };
-    let found: Option<ArrayVec<Found, { crate::MAX_CHARGES }>> =
-        rules.into_iter().zip(texts).map(found).collect();
-    Some(Reply {
-        done,
-        admitted: u64::try_from(admitted).ok()?,
-        now: u64::try_from(now).ok()?,
-        found: found?,
-    })
 }
 
 impl Server for Postgres {

@@ -1,10 +1,11 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, header};
 use http_body::Body;
-use http_body_util::Either;
+use http_body_util::{Either, Full};
 use tollgate::{Asked, InProcess, Ruling, Store};
 use tower_service::Service;
 
@@ -92,7 +93,7 @@ impl<S: Store + 'static> Shared<S> {
         }
     }
 
-    fn refusal(&self, ruling: &Ruling, headers: &HeaderMap) -> Response<http_body_util::Full<bytes::Bytes>> {
+    fn refusal(&self, ruling: &Ruling, headers: &HeaderMap) -> Response<Full<Bytes>> {
         answer::refusal(&self.contract, ruling, answer::is_grpc(headers))
     }
 

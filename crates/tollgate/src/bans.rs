@@ -38,7 +38,7 @@ impl<S: Store> Places<'_, S> {
         let bans = self.policies.beside(ready, Beside::Bans)?;
         let one = |ready: &Ready, key, rule| tollgate_core::Charge {
             policy: ready.index,
-            key,
+            key: ready.own_key(key),
             rule,
             cost: 1,
             spare: 0,

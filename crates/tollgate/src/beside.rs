@@ -186,10 +186,15 @@ impl Policy {
 }
 
 impl Ready {
-    /// Whether `key` is barred, asked in the demand that decides the rest. A server keeps the counts of all policies together, so
-    /// what is counted beside one has keys of its own.
+    /// The key under which it is counted here what is counted of `key`. A server keeps the counts of all policies together, so what is
+    /// counted beside one has keys of its own.
+    pub(crate) fn own_key(&self, key: Fingerprint) -> Fingerprint {
+        self.of.map_or(key, |(_, kind)| kind.key(key))
+    }
+
+    /// Whether `key` is barred, asked in the demand that decides the rest.
     pub(crate) fn barred(&self, key: Fingerprint) -> Charge<'_> {
-        let key = self.of.map_or(key, |(_, kind)| kind.key(key));
+        let key = self.own_key(key);
         Charge { policy: self.index, key, rule: &self.policy.rule, cost: 0, spare: MAX_BAR_MS }
     }
 

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use tollgate_core::{Fingerprint, Outcome, Verdict};
 
 use crate::policies::Policies;
-use crate::policy::{Direction, Policy};
+use crate::policy::{Cost, Direction, Policy};
 use crate::reserve::Reservation;
 
 /// What is taken, and what is given back.
@@ -240,11 +240,15 @@ impl Ruling {
         })
     }
 
-    /// What became of one policy's part: `give_back`, `look` at cost 0, its own refusal, `admit`, or `uncharged` when it would have admitted
+    /// What became of one policy's part: `give_back`, `banned` or `held`, `look` at cost 0, its own refusal, `admit`, or `uncharged` when it would have admitted
     /// but another policy refused.
     pub fn part_name(&self, part: &Part) -> &'static str {
         match part.outcome.verdict {
             _ if part.given_back => "give_back",
+            // Whoever is barred is refused whatever is left.
+            _ if matches!(self.reason, Reason::Banned | Reason::Held) && self.scope == Some(part.policy) => {
+                self.reason.name()
+            }
             Verdict::Admit { .. } if part.charged_for() == 0 => "look",
             Verdict::Admit { .. } if self.is_admit() => Reason::Admitted.name(),
             Verdict::Admit { .. } => "uncharged",
@@ -327,6 +331,14 @@ impl Ruling {
     /// [`Limiter::obey`](crate::Limiter::obey).
     pub fn goes_by_response(&self) -> bool {
         self.parts().any(|(policy, _)| policy.response.is_some() || policy.obey > 0)
+    }
+
+    /// Whether a policy is still to be told how many bytes the response has: see [`Limiter::streamed`](crate::Limiter::streamed).
+    pub fn goes_by_size(&self) -> bool {
+        self.parts().any(|(policy, part)| {
+            let cost = policy.response.as_ref().and_then(|response| response.cost.as_ref());
+            !part.settled && matches!(cost, Some(Cost::Size { .. }))
+        })
     }
 
     /// The set of policies that decided.

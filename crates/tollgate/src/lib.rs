@@ -65,6 +65,7 @@ mod durable;
 mod key;
 mod limiter;
 mod matching;
+mod meanwhile;
 mod named;
 mod placement;
 mod places;
@@ -100,6 +101,7 @@ pub use ready::Ready;
 pub use request::{Request, Said};
 pub use reserve::{MAX_ID_BYTES, MAX_RESERVATION, Reservation, Reserve, Settled};
 pub use response::{OnResponse, Response};
+pub use settle::RESPONSE_GRACE;
 #[cfg(feature = "shared")]
 pub use stacks::{Around, WRAPPERS};
 pub use token::Verifier;

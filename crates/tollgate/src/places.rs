@@ -12,8 +12,8 @@ use tollgate_store::{Answer, Demand, Intent, MAX_CHARGES, Moved, Shared, Store, 
 use crate::decision::Ruling;
 use crate::placement::{Placement, shard};
 use crate::plan::Plan;
-use crate::policies::{Policies, parts, rule_on};
-use crate::policy::{Class, Direction, Policy};
+use crate::policies::{Policies, parts};
+use crate::policy::{Direction, Policy};
 use crate::ready::Ready;
 use crate::{Part, Reason};
 
@@ -45,7 +45,7 @@ impl ReadCap {
         ReadCap { rule: Rule::gcra(quota), cell: Arc::default() }
     }
 
-    fn admits(&self, cost: u64, now: u64) -> bool {
+    pub(crate) fn admits(&self, cost: u64, now: u64) -> bool {
         let charge = Charge { policy: 0, key: Fingerprint::default(), rule: &self.rule, cost, spare: 0 };
         let mut cell = self.cell.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         charge.decide(&mut *cell, now).verdict.is_admit()
@@ -200,73 +200,6 @@ impl<S: Store> Places<'_, S> {
             return Ok(Some(refused));
         }
         Ok(None)
-    }
-
-    /// What is answered when the count is out of reach: that of the policies' directions that lets least through. What is
-    /// counted in this process is still counted, and what is counted here meanwhile is.
-    pub(crate) async fn without_store(
-        &self,
-        policies: Arc<Policies>,
-        demand: &Demand<'_>,
-        now: u64,
-    ) -> Result<Ruling, Moved> {
-        let mut directions: ArrayVec<(&Ready, Direction), MAX_CHARGES> = ArrayVec::new();
-        let mut rules: ArrayVec<(Charge<'_>, Option<Rule>), MAX_CHARGES> = ArrayVec::new();
-        for charge in demand.charges() {
-            let Some(ready) = self.policies.ready(charge.policy) else { continue };
-            let shared = ready.policy.placement.is_shared();
-            // A count in this process alone is never out of reach, so its policy has no say.
-            if shared || ready.policy.placement == Placement::Durable {
-                directions.push((ready, ready.policy.on_unavailable));
-            }
-            let instead = ready.counted(charge.rule).and_then(|counted| counted.instead);
-            if !shared || instead.is_some() {
-                rules.push((*charge, instead));
-            }
-        }
-        let of = |wanted| directions.iter().find(|(_, direction)| *direction == wanted).copied();
-        let first = of(Direction::Refuse).or(of(Direction::Local)).or(directions.first().copied());
-        let decided = first.map(|(ready, _)| ready.index);
-        let capped = directions.iter().find(|(ready, _)| ready.policy.class == Some(Class::Read));
-        let refused = first.is_some_and(|(_, direction)| direction == Direction::Refuse);
-        let mut ruling = if refused {
-            Ruling::new(Arc::clone(&policies), now, Reason::Unavailable, decided)
-        } else if self.policies.share() && !rules.is_empty() {
-            self.meanwhile(Arc::clone(&policies), &rules, now).await?
-        } else {
-            Ruling::new(Arc::clone(&policies), now, Reason::Admitted, decided)
-        };
-        // Asked last, so that what is refused anyway takes nothing of it.
-        let cost = demand.charges().iter().map(|charge| charge.cost).max().unwrap_or(0);
-        if let (true, Some((ready, _)), Some(stacks)) = (ruling.is_admit(), capped, self.stacks)
-            && !stacks.read_cap.admits(cost, now)
-        {
-            ruling = Ruling::new(policies, now, Reason::Unavailable, Some(ready.index));
-        }
-        ruling.fallback = first.map(|(_, direction)| direction);
-        Ok(ruling)
-    }
-
-    /// Decides in this process what is counted here anyway, and what is counted here meanwhile.
-    async fn meanwhile(
-        &self,
-        policies: Arc<Policies>,
-        rules: &[(Charge<'_>, Option<Rule>)],
-        now: u64,
-    ) -> Result<Ruling, Moved> {
-        let mut demand = Demand::new();
-        for (charge, instead) in rules {
-            let charge = match instead {
-                Some(rule) => Charge { key: instead_key(charge.key), rule, ..*charge },
-                None => *charge,
-            };
-            let _never_more_than_there_were = demand.push(charge);
-        }
-        match self.here.decide(&demand, now).await {
-            Ok(answer) => Ok(rule_on(&policies, &demand, &answer)),
-            Err(Unanswered::Moved) => Err(Moved),
-            Err(_) => Ok(Ruling::new(policies, now, Reason::Unavailable, None)),
-        }
     }
 
     /// Gives back what is to be given back, when the rest was admitted by the store. What cannot be given back stays charged; when

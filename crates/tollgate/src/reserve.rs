@@ -239,7 +239,7 @@ impl<S: Store> Limiter<S> {
         let target =
             Target { policies: &policies, ready, key: terms.key, rule: ready.rule_number(terms.key) };
         let adjust = if given_back > 0 {
-            Adjust::Back(given_back, credited(ready.rule(target.rule), terms.charged))
+            Adjust::Back(given_back, credited(ready.rule(target.rule), terms.charged, terms.within))
         } else {
             Adjust::Owe(added)
         };

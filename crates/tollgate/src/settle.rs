@@ -37,7 +37,8 @@ impl<S: Store> Limiter<S> {
     pub async fn responded(&self, ruling: &mut Ruling, response: &Response<'_>) {
         let known = |policy: &Policy, part: &Part| {
             let Some(on) = &policy.response else { return Adjust::Keep };
-            on.cost(response, part.charged_for()).map_or(Adjust::Keep, |cost| turned_out(part, cost))
+            let rule = policy.rule;
+            on.cost(response, part.charged_for()).map_or(Adjust::Keep, |cost| turned_out(&rule, part, cost))
         };
         self.adjust(ruling, known).await;
     }
@@ -46,7 +47,7 @@ impl<S: Store> Limiter<S> {
     pub async fn streamed(&self, ruling: &mut Ruling, bytes: u64) {
         let sized = |policy: &Policy, part: &Part| {
             let cost = policy.response.as_ref().and_then(|on| on.cost.as_ref());
-            cost.map_or(Adjust::Keep, |cost| turned_out(part, cost.of_size(bytes)))
+            cost.map_or(Adjust::Keep, |cost| turned_out(&policy.rule, part, cost.of_size(bytes)))
         };
         self.adjust(ruling, sized).await;
     }
@@ -107,11 +108,11 @@ impl<S: Store> Limiter<S> {
 }
 
 /// What a part becomes whose response cost so much.
-fn turned_out(part: &Part, cost: u64) -> Adjust {
+fn turned_out(rule: &Rule, part: &Part, cost: u64) -> Adjust {
     // Without a cost it was only looked whether there is room.
     match part.cost.checked_sub(cost) {
         _ if part.cost == 0 => Adjust::Owe(cost),
-        Some(over) => Adjust::Back(over, part.charged),
+        Some(over) => Adjust::Back(over, credited(rule, part.charged, RESPONSE_GRACE)),
         None => Adjust::Owe(cost.saturating_sub(part.cost)),
     }
 }
@@ -128,9 +129,17 @@ pub(crate) struct Target<'p> {
     pub(crate) rule: u16,
 }
 
-/// When a charge counts as made that is given back in a later moment than it was used: where nothing has edges, now, so that units
-/// which nobody used come back whole; else when it was made, for another window's units are not this one's.
-pub(crate) fn credited(rule: &Rule, charged: u64) -> u64 {
+/// Within this time of its charge what a response did not cost comes back whole, in nanoseconds: ten seconds.
+///
+/// A refund of a cell gives back its length less its age, for what has leaked away meanwhile is given back by time. Of requests that
+/// are under way together each would lose its age, though time passes once for all of them; so busy subjects would run out of
+/// what nobody used. Given back whole within a time G, a cell is never further behind that of what counted alone than G: what
+/// counts keeps B + r (t + G) in every interval of t.
+pub const RESPONSE_GRACE: u64 = 10 * tollgate_core::SECOND;
+
+/// When a charge counts as made that is given back: up to `grace` later than it was, where nothing has edges. In windows nothing leaks,
+/// and one's units are not another's.
+pub(crate) fn credited(rule: &Rule, charged: u64, grace: u64) -> u64 {
     let continuous = rule.shape() == Shape::Cell && rule.algorithm() != Algorithm::FixedWindow;
-    if continuous { Charge::LATELY } else { charged }
+    charged.saturating_add(if continuous { grace } else { 0 })
 }

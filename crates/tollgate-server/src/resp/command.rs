@@ -1,6 +1,6 @@
 //! Commands: what each means, and what a connection has to remember.
 
-use tollgate::{Asked, Check, Quota, Rule, Ruling, SECOND, Throttle};
+use tollgate::{Asked, Check, MAX_ID_BYTES, Quota, Reserved, Rule, Ruling, SECOND, Throttle};
 
 use crate::admin::same;
 use crate::app::App;
@@ -30,6 +30,8 @@ pub(super) enum Command<'w> {
     Ask(Question<'w>),
     /// An answer that needs no decision.
     Here(Reply<'w>),
+    /// A reservation to settle, by its token, at what was used.
+    Settle(&'w str, u64),
     /// Goodbye.
     Quit,
     /// Nothing more is heard.
@@ -45,6 +47,8 @@ pub(super) enum Question<'w> {
     One(Check<'w>),
     /// `TOLLGATE.ALL`.
     All(Vec<Check<'w>>),
+    /// `TOLLGATE.RESERVE`.
+    Reserve(Reserved<'w>),
 }
 
 impl Session {
@@ -71,14 +75,14 @@ impl Session {
             return Command::Quit;
         } else if !self.known {
             Reply::Error("NOAUTH", "Authentication required.".to_owned())
-        } else if is("CL.THROTTLE") {
-            match throttle(words) {
+        } else if let Some(read) = question(name) {
+            match read(words) {
                 Ok(question) => return Command::Ask(question),
                 Err(error) => Reply::Error("ERR", error),
             }
-        } else if is("TOLLGATE") || is("TOLLGATE.ALL") {
-            match if is("TOLLGATE") { check(words) } else { checks(words) } {
-                Ok(question) => return Command::Ask(question),
+        } else if is("TOLLGATE.SETTLE") {
+            match settlement(words) {
+                Ok((token, used)) => return Command::Settle(token, used),
                 Err(error) => Reply::Error("ERR", error),
             }
         } else {
@@ -196,6 +200,45 @@ fn arity(name: &str) -> Reply<'static> {
     Reply::Error("ERR", format!("wrong number of arguments for '{name}'"))
 }
 
+/// Reads a command that asks something.
+type Reader = for<'w> fn(&'w Words) -> Result<Question<'w>, String>;
+
+/// What reads a command that asks something, if this is one.
+fn question(name: &[u8]) -> Option<Reader> {
+    match name.to_ascii_uppercase().as_slice() {
+        b"CL.THROTTLE" => Some(throttle),
+        b"TOLLGATE" => Some(check),
+        b"TOLLGATE.ALL" => Some(checks),
+        b"TOLLGATE.RESERVE" => Some(reservation),
+        _ => None,
+    }
+}
+
+/// `TOLLGATE.RESERVE policy subject cost id`.
+fn reservation<'w>(words: &'w Words) -> Result<Question<'w>, String> {
+    if words.len() != 5 {
+        return Err("wrong number of arguments; TOLLGATE.RESERVE policy subject cost id".to_owned());
+    }
+    let Check { policy, subject, cost } = one(words, 1)?;
+    let units = cost.and_then(|cost| u64::try_from(cost).ok()).filter(|units| *units > 0);
+    let units = units.ok_or_else(|| "cost: expected a whole number of at least 1".to_owned())?;
+    let id = words.get(4).unwrap_or_default();
+    if id.is_empty() || id.len() > MAX_ID_BYTES {
+        return Err(format!("id: expected 1 to {MAX_ID_BYTES} bytes"));
+    }
+    Ok(Question::Reserve(Reserved { policy, subject, units, id }))
+}
+
+/// `TOLLGATE.SETTLE token cost`.
+fn settlement(words: &Words) -> Result<(&str, u64), String> {
+    let text = |at: usize| words.get(at).and_then(|word| std::str::from_utf8(word).ok());
+    let (3, Some(token), Some(used)) = (words.len(), text(1), text(2)) else {
+        return Err("wrong number of arguments; TOLLGATE.SETTLE token cost".to_owned());
+    };
+    let used = used.parse().map_err(|_| "cost: expected a whole number of at least 0".to_owned())?;
+    Ok((token, used))
+}
+
 /// `CL.THROTTLE key max_burst count period [quantity]`.
 fn throttle<'w>(words: &'w Words) -> Result<Question<'w>, String> {
     if !(5..=6).contains(&words.len()) {
@@ -279,6 +322,7 @@ impl Question<'_> {
                 let asked: Vec<Asked<'_>> = checks.iter().map(|check| Asked::Check(*check)).collect();
                 app.decide(DOOR, &asked).await
             }
+            Question::Reserve(reserved) => app.decide(DOOR, &[Asked::Reserve(*reserved)]).await,
         }
     }
 
@@ -287,6 +331,7 @@ impl Question<'_> {
             Question::Throttle { rule, .. } => reply::throttled(rule, ruling, replies),
             Question::One(_) => reply::one(ruling, replies),
             Question::All(_) => reply::all(ruling, replies),
+            Question::Reserve(_) => reply::reserved(ruling, replies),
         }
     }
 }

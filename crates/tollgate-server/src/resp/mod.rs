@@ -146,6 +146,10 @@ async fn answer(
                 replies.three = session.three;
                 reply.write(replies);
             }
+            Command::Settle(token, used) => {
+                decide(app, &mut waiting, replies).await;
+                reply::settled(app.settle(token.to_owned(), used).await, replies);
+            }
             Command::Quit => {
                 decide(app, &mut waiting, replies).await;
                 replies.simple("OK");

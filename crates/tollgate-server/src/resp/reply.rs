@@ -1,6 +1,6 @@
 //! Replies: a ruling, said in RESP.
 
-use tollgate::{Part, Policy, Reason, Rule, Ruling, Verdict};
+use tollgate::{Part, Policy, Reason, Rule, Ruling, Settled, Verdict};
 
 use crate::app::App;
 use crate::resp::wire::Replies;
@@ -122,6 +122,49 @@ pub(super) fn all(ruling: &Ruling, to: &mut Replies) {
     }
 }
 
+/// The answer to `TOLLGATE.RESERVE`: as to `TOLLGATE`, and the token (none when it was refused), milliseconds until it lapses, and
+/// whether it had been reserved before.
+pub(super) fn reserved(ruling: &Ruling, to: &mut Replies) {
+    if is_no_verdict(ruling, to) {
+        return;
+    }
+    let part = ruling.parts().next().map(|(_, part)| part);
+    to.fields(11);
+    standing(part, !ruling.is_admit(), ruling.retry_after(), to);
+    whole(ruling, to);
+    let reservation = ruling.reservation.as_ref();
+    to.named("token");
+    match reservation {
+        Some(reservation) => to.bulk(reservation.token.as_bytes()),
+        None => to.null(),
+    }
+    to.named("lapses_after_ms");
+    to.number(reservation.map_or(-1, |made| milliseconds(made.ends.saturating_sub(ruling.now))));
+    to.named("repeated");
+    to.number(i64::from(reservation.is_some_and(|made| made.repeated)));
+}
+
+/// The answer to `TOLLGATE.SETTLE`: units given back, added, and dropped beyond the debt, and whether it had been settled before.
+pub(super) fn settled(settled: Settled, to: &mut Replies) {
+    let (given_back, added, dropped) = match settled {
+        Settled::Now { given_back, added, dropped } => (given_back, added, dropped),
+        Settled::Before => (0, 0, 0),
+        Settled::Lapsed => {
+            return to.error("LAPSED", "the reservation has lapsed: what it reserved stays charged");
+        }
+        Settled::Unknown => return to.error("NORESERVATION", "there is no such reservation here"),
+        Settled::Unavailable => {
+            return to.error("UNAVAILABLE", "the count is out of reach; it is safe to send the same again");
+        }
+    };
+    to.fields(4);
+    let numbers = [("given_back", given_back), ("added", added), ("dropped", dropped)];
+    for (name, number) in numbers.into_iter().chain([("repeated", u64::from(settled == Settled::Before))]) {
+        to.named(name);
+        to.number(signed(number));
+    }
+}
+
 fn standing(part: Option<&Part>, limited: bool, retry: Option<u64>, to: &mut Replies) {
     let fields = [
         ("limited", i64::from(limited)),
@@ -152,6 +195,7 @@ fn is_no_verdict(ruling: &Ruling, to: &mut Replies) -> bool {
         Reason::UnknownPolicy => {
             ("NOPOLICY", "there is no such policy; CL.THROTTLE needs one about this command".into())
         }
+        Reason::NoReservations => ("ERR", format!("policy `{name}` takes no reservations")),
         Reason::NoSubject => ("NOSUBJECT", format!("policy `{name}` needs a subject, of at most 4096 bytes")),
         Reason::BadQuota => {
             let most = ruling.scope().map_or_else(String::new, |policy| policy.rule.quota().to_string());

@@ -12,6 +12,7 @@ mod durable;
 mod fleet;
 mod gateway;
 mod imports;
+mod manners;
 mod pages;
 mod proxies;
 mod reloading;

@@ -10,7 +10,8 @@ use crate::{About, Cost, Direction, Match, Placement, Policy, Subject};
 /// The longest pattern of a host or path, in bytes.
 const MAX_PATTERN_BYTES: usize = 1_024;
 
-pub(super) fn read_match(section: &Section<'_>) -> Match {
+/// Reads a `match` section: which requests, descriptors or command it is about.
+pub fn read_match(section: &Section<'_>) -> Match {
     let pattern = |text: &str| {
         if text.is_empty() || text.len() > MAX_PATTERN_BYTES {
             return Err(format!("a pattern has 1 to {MAX_PATTERN_BYTES} bytes"));

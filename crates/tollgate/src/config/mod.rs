@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::DeTable;
 
+pub use about::read_match;
 pub use placement::{Host, MAX_INSTANCES};
 pub use section::{Section, parse_size};
 

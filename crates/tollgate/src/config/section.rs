@@ -163,6 +163,11 @@ impl<'d> Section<'d> {
         self.value(key).is_some_and(|value| value.get_ref().is_table())
     }
 
+    /// Whether a key is a string.
+    pub fn is_text(&self, key: &str) -> bool {
+        self.value(key).is_some_and(|value| value.get_ref().is_str())
+    }
+
     /// Whether a key is a list with nothing in it.
     pub fn is_empty_list(&self, key: &str) -> bool {
         self.value(key).and_then(|value| value.get_ref().as_array()).is_some_and(|list| list.is_empty())
