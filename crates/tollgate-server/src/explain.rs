@@ -149,8 +149,10 @@ fn at_once(rule: &Rule) -> String {
 }
 
 fn subjects(policy: &Policy) -> String {
-    if policy.matches.about == About::Throttle {
-        return "key of the command".to_owned();
+    match policy.matches.about {
+        About::Throttle => return "key of the command".to_owned(),
+        About::Name => return "subject of the question".to_owned(),
+        About::Requests | About::Descriptors(_) => {}
     }
     let list: Vec<String> = policy.subjects.iter().map(Subject::to_string).collect();
     list.join(", else ")
@@ -163,6 +165,7 @@ fn matches(policy: &Policy) -> String {
     match &m.about {
         About::Requests => {}
         About::Throttle => return "the command CL.THROTTLE".to_owned(),
+        About::Name => return "no request: it is asked by its name".to_owned(),
         About::Descriptors(Pattern { domain, entries }) => {
             let entries: Vec<String> = entries.iter().map(ToString::to_string).collect();
             let most = "where no policy is more specific";

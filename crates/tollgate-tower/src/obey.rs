@@ -29,18 +29,20 @@ const MAX_JITTER: Duration = Duration::from_secs(5);
 /// Whoever would have to wait beyond the deadline is answered at once: with the response, or with [`Error::Refused`] if there is
 /// none.
 ///
-/// ```no_run
+/// For other clients, such as reqwest's, [`ObeyLayer::new`] is told how to read them (`examples/obey.rs`).
+///
+/// ```
 /// use std::time::Duration;
 /// use tollgate_tower::ObeyLayer;
 /// use tower::{Layer, Service, ServiceExt};
 ///
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// let caller = |request: &reqwest::Request| request.url().host_str().unwrap_or_default().to_owned();
-/// let obey = ObeyLayer::new(Duration::from_secs(30), caller, reqwest::Request::try_clone, |request| request.method().clone(), |response| {
-///     (response.status(), response.headers())
-/// });
-/// let mut client = obey.layer(reqwest::Client::new());
-/// let request = reqwest::Request::new(reqwest::Method::GET, "https://api.example.com/".parse()?);
+/// # async fn example<C>(hyper_client: C) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
+/// # where
+/// #     C: Service<http::Request<String>, Response = http::Response<String>, Future: Send> + Clone + Send + 'static,
+/// #     C::Error: std::error::Error + Send + Sync,
+/// # {
+/// let mut client = ObeyLayer::http(Duration::from_secs(30)).layer(hyper_client);
+/// let request = http::Request::get("https://api.example.com/").body(String::new())?;
 /// let response = client.ready().await?.call(request).await?;
 /// # Ok(())
 /// # }

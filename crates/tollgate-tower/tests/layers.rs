@@ -140,6 +140,41 @@ async fn a_check_refuses_with_an_error_that_says_when_to_come_back() {
     assert!(matches!(ask(9).await, Err(Error::Inner("the service's own"))));
 }
 
+#[tokio::test]
+async fn what_counts_is_known_when_the_service_has_answered_and_what_it_asks_for_is_done() {
+    let (limiter, clock) = limiter(
+        "[[policy]]\nname = \"p\"\nsubject = \"header:x-user\"\nquota = \"2/1m\"\nobey = \"1m\"\n\
+         response = { status = \"401\" }\n",
+    );
+    let inner = service_fn(|request: Request<Body>| async move {
+        let status =
+            request.headers().get("x-status").map_or("200", |status| status.to_str().unwrap()).to_owned();
+        let response = Response::builder().status(status.as_str());
+        let response = if status == "429" { response.header("retry-after", "20") } else { response };
+        Ok::<_, Infallible>(response.body(Body::default()).unwrap())
+    });
+    let mut service = LimitLayer::new(limiter).layer(inner);
+    for _ in 0..50 {
+        let (status, headers, _) = call(&mut service, request("a", &[])).await;
+        assert_eq!((status, &headers["ratelimit"]), (StatusCode::OK, &"\"p\";r=2;t=0".parse().unwrap()));
+    }
+    let mut statuses = Vec::new();
+    for status in ["401", "401", "401"] {
+        statuses.push(call(&mut service, request("a", &[("x-status", status)])).await.0.as_u16());
+    }
+    assert_eq!(statuses, [401, 401, 429]);
+    assert_eq!(
+        call(&mut service, request("b", &[("x-status", "429")])).await.0,
+        StatusCode::TOO_MANY_REQUESTS
+    );
+    let (held, headers, body) = call(&mut service, request("b", &[])).await;
+    assert_eq!((held.as_u16(), headers["retry-after"].to_str().unwrap()), (429, "20"));
+    assert!(body.contains("origin_limit"), "{body}");
+    assert_eq!(call(&mut service, request("c", &[])).await.0, StatusCode::OK);
+    clock.set(START + 20 * SECOND);
+    assert_eq!(call(&mut service, request("b", &[])).await.0, StatusCode::OK);
+}
+
 mod examples {
     use std::io::{BufRead, BufReader, Read, Write};
     use std::net::TcpStream;
@@ -193,6 +228,10 @@ mod examples {
         let said = String::from_utf8_lossy(&client.stdout).into_owned();
         assert_eq!(said.matches("200 OK").count(), 5, "{said}");
         assert!(said.contains("policy `each-host` refused"), "{said}");
+        // Twenty at once are the site's limit, which the calls above have begun to use up: whoever obeys gets through all the same.
+        let obeys = program("obey").unwrap().arg(format!("{}/", server.1)).output().unwrap();
+        let said = String::from_utf8_lossy(&obeys.stdout).into_owned();
+        assert_eq!(said.matches("200 OK").count(), 7, "{said}");
     }
 
     #[tokio::test]

@@ -13,6 +13,8 @@ pub enum About {
     Requests,
     /// Descriptors, by which Envoy describes requests.
     Descriptors(Pattern),
+    /// Whoever asks by the policy's name, and nobody else.
+    Name,
     /// The command `CL.THROTTLE`, whose askers choose their quota within the policy's.
     Throttle,
 }

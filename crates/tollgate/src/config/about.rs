@@ -57,7 +57,7 @@ pub fn read_match(section: &Section<'_>) -> Match {
     if matches.about != About::Requests
         && matches != (Match { about: matches.about.clone(), ..Match::default() })
     {
-        section.problem("method", "descriptors and commands have no method, host, path or header");
+        section.problem("method", "descriptors, commands and names have no method, host, path or header");
     }
     section.finish();
     matches
@@ -85,6 +85,7 @@ fn read_about(section: &Section<'_>) -> About {
             Err(format!("`{name}` is no command with a policy; expected CL.THROTTLE"))
         }
     });
+    let by_name = section.boolean("by_name").unwrap_or(false);
     if section.has("domain") != section.has("descriptor") {
         section.problem("descriptor", "domain and descriptor go together");
     }
@@ -94,9 +95,13 @@ fn read_about(section: &Section<'_>) -> About {
     if section.has("command") && section.has("descriptor") {
         section.problem("command", "a policy is about a command or about descriptors");
     }
+    if by_name && (section.has("command") || section.has("descriptor")) {
+        section.problem("by_name", "a policy that is asked by name is about nothing else");
+    }
     match (command, domain) {
         (Some(()), _) => About::Throttle,
         (None, Some(domain)) => About::Descriptors(Pattern { domain, entries }),
+        (None, None) if by_name => About::Name,
         (None, None) => About::Requests,
     }
 }
@@ -124,7 +129,10 @@ pub(super) fn check_about(section: &Section<'_>, policy: &Policy) {
         About::Throttle if section.has("subject") => {
             section.problem("subject", "the subject of CL.THROTTLE is its key");
         }
-        About::Throttle => {}
+        About::Name if section.has("subject") => {
+            section.problem("subject", "whoever asks by name says the subject too");
+        }
+        About::Throttle | About::Name => {}
     }
     if policy.matches.about != About::Requests && !matches!(policy.cost, Cost::Fixed(_)) {
         section.problem("cost", "only requests have a header or a size that states their cost");

@@ -331,3 +331,11 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_policy_that_is_asked_by_name_meets_no_request() {
+    let (limiter, _) = limiter(&format!("{TOKENS}match = {{ by_name = true }}\n"));
+    assert_eq!(exchange(&limiter).parts().count(), 0);
+    assert_eq!(reserve(&limiter, 1_000, "a").reservation.unwrap().units, 1_000);
+    assert!(!check(&limiter, "tokens", "alice", 1).is_admit());
+}
