@@ -32,6 +32,7 @@ pub enum Intent {
 pub struct Demand<'a> {
     charges: ArrayVec<Charge<'a>, MAX_CHARGES>,
     intent: Intent,
+    fleeting: bool,
 }
 
 impl Default for Demand<'_> {
@@ -43,7 +44,7 @@ impl Default for Demand<'_> {
 impl<'a> Demand<'a> {
     /// No charge yet; to be decided once.
     pub const fn new() -> Self {
-        Demand { charges: ArrayVec::new_const(), intent: Intent::Take { times: 1 } }
+        Demand { charges: ArrayVec::new_const(), intent: Intent::Take { times: 1 }, fleeting: false }
     }
 
     /// Asks for the whole demand up to `times` times at once.
@@ -59,6 +60,19 @@ impl<'a> Demand<'a> {
         self
     }
 
+    /// Says that what is refused may be taken back early, by a refund or by hand, also elsewhere: so that nobody remembers it for longer
+    /// than a moment.
+    #[must_use]
+    pub fn fleeting(mut self, fleeting: bool) -> Self {
+        self.fleeting = fleeting;
+        self
+    }
+
+    /// Whether a refusal may be taken back early.
+    pub const fn is_fleeting(&self) -> bool {
+        self.fleeting
+    }
+
     /// One charge, to be decided once.
     pub fn of(charge: Charge<'a>) -> Self {
         Demand { charges: ArrayVec::from_iter([charge]), ..Demand::new() }
@@ -72,8 +86,11 @@ impl<'a> Demand<'a> {
         let same = |c: &Charge<'a>| c.key == charge.key && c.policy == charge.policy;
         if let Some(place) = self.charges.iter().position(same) {
             let earlier = &mut self.charges[place];
+            // What one of them takes is there for the other to see.
+            let needed = |charge: &Charge<'_>| charge.cost.saturating_add(charge.spare);
+            let needed = needed(earlier).max(needed(&charge));
             earlier.cost = earlier.cost.saturating_add(charge.cost);
-            earlier.spare = earlier.spare.max(charge.spare);
+            earlier.spare = needed.saturating_sub(earlier.cost);
             return Ok(place);
         }
         self.charges.try_push(charge).map_err(|_| TooManyCharges)?;

@@ -7,41 +7,56 @@ use crate::beside::{Beside, MILLISECOND, level_key};
 use crate::places::Places;
 use crate::policy::Policy;
 use crate::ready::Ready;
-use crate::{Ban, Limiter, Part, Reason, Ruling};
+use crate::{Ban, Limiter, Reason, Ruling};
 
 impl<S: Store> Places<'_, S> {
-    /// Counts the refusals of a ruling against their subjects. When that makes a ban, the ruling says so. What cannot be counted
-    /// is not held against anybody.
+    /// Counts the refusals of a ruling against their subjects. When that makes a ban, or there is one already, the ruling says so. What
+    /// cannot be counted is not held against anybody.
     pub(crate) async fn refused(&self, ruling: &mut Ruling, now: u64) {
         if ruling.fallback.is_some() || ruling.barred.is_some() {
             return;
         }
-        let mut longest = None;
+        let mut longest: Option<Banned> = None;
         for part in ruling.parts.iter().filter(|part| matches!(part.outcome.verdict, Verdict::Refuse { .. }))
         {
             let Some(ready) = self.policies.ready(part.policy) else { continue };
-            self.remember_sample(ready, part, now).await;
-            let Some(ban) = &ready.policy.ban else { continue };
-            if let Some(ms) = self.strike(ready, ban, part.key, now).await {
-                longest = longest.max(Some((ms, part.policy)));
-            }
+            let (Some(ban), Some(bans)) = (&ready.policy.ban, self.policies.beside(ready, Beside::Bans))
+            else {
+                continue;
+            };
+            let standing = if ruling.bars_unasked { self.left_of(bans, part.key, now).await } else { 0 };
+            let banned = match standing {
+                0 => self.strike(ready, bans, ban, part.key, now).await,
+                ms => Some(Banned { ms, policy: part.policy, begins: false }),
+            };
+            longest = longest.max(banned);
         }
-        if let Some((ms, policy)) = longest {
+        if let Some(Banned { ms, policy, begins }) = longest {
             (ruling.reason, ruling.scope) = (Reason::Banned, Some(policy));
-            (ruling.barred, ruling.ban_began) = (Some(ms.saturating_mul(MILLISECOND)), true);
+            (ruling.barred, ruling.ban_began) = (Some(ms.saturating_mul(MILLISECOND)), begins);
         }
     }
 
-    /// One more refusal. For how many milliseconds it bans, if it does.
-    async fn strike(&self, ready: &Ready, ban: &Ban, key: Fingerprint, now: u64) -> Option<u64> {
+    /// For how many milliseconds a key is still barred.
+    async fn left_of(&self, bars: &Ready, key: Fingerprint, now: u64) -> u64 {
+        let asked = self.settle(&bars.looking(key), now).await;
+        let left = asked.ok().and_then(|answer| answer.outcomes().first().map(|outcome| outcome.reset_after));
+        left.unwrap_or(0).div_ceil(MILLISECOND)
+    }
+
+    /// One more refusal. The ban that follows, if one does.
+    async fn strike(
+        &self,
+        ready: &Ready,
+        bans: &Ready,
+        ban: &Ban,
+        key: Fingerprint,
+        now: u64,
+    ) -> Option<Banned> {
         let strikes = self.policies.beside(ready, Beside::Strikes)?;
-        let bans = self.policies.beside(ready, Beside::Bans)?;
-        let one = |ready: &Ready, key, rule| tollgate_core::Charge {
-            policy: ready.index,
-            key: ready.own_key(key),
-            rule,
-            cost: 1,
-            spare: 0,
+        let one = |ready: &Ready, key, rule| {
+            let (policy, key) = (ready.index, ready.own_key(key));
+            tollgate_core::Charge { policy, key, rule, cost: 1, spare: 0 }
         };
         let strike = one(strikes, key, ban.strikes());
         let counted = self.settle(&Demand::of(strike), now).await.ok()?;
@@ -53,33 +68,52 @@ impl<S: Store> Places<'_, S> {
             return None;
         }
         let level = one(bans, level_key(key), ban.level());
-        let level = self.settle(&Demand::of(level), now).await.ok()?;
-        let level = level.outcomes().first()?;
-        let remembered = level.limit.saturating_sub(level.remaining).saturating_sub(1);
-        let ms = ban.ms(remembered);
-        let barred = self.settle(&Demand::of(bans.bar(key, ms)), now).await.ok()?;
-        let _begun_anew = self.settle(&Demand::of(strike).to(Intent::Forget), now).await;
-        if bans.policy.placement.is_shared() {
-            // So that this instance remembers it, and need not ask.
-            let _known = self.settle(&Demand::of(bans.barred(key)), now).await;
+        let look = Demand::of(tollgate_core::Charge { cost: 0, ..level });
+        let level_now = self.settle(&look, now).await.ok()?;
+        let level_now = level_now.outcomes().first()?;
+        let ms = ban.ms(level_now.limit.saturating_sub(level_now.remaining));
+        // Of several that come to this at once, one begins the ban, and counts it.
+        let begins = self.settle(&bans.barring(key, 0, ms), now).await.ok()?.is_admit();
+        if begins {
+            let _one_more = self.settle(&Demand::of(level), now).await;
+            let _begun_anew = self.settle(&Demand::of(strike).to(Intent::Forget), now).await;
         }
-        // Somebody else may have banned it just now.
-        let left = barred.outcomes().first().map(|outcome| outcome.reset_after.div_ceil(MILLISECOND));
-        left.filter(|left| *left > 0)
+        let ms = if begins { ms } else { self.left_of(bans, key, now).await };
+        (ms > 0).then_some(Banned { ms, policy: ready.index, begins })
     }
 
-    /// Tells those that are not drawn until when those that are would be refused.
-    async fn remember_sample(&self, ready: &Ready, part: &Part, now: u64) {
-        let (Verdict::Refuse { retry_after }, true) =
-            (part.outcome.verdict, ready.policy.remembers_samples())
-        else {
-            return;
-        };
-        if let Some(holds) = self.policies.beside(ready, Beside::Holds) {
-            let bar = holds.bar(part.key, retry_after / MILLISECOND);
-            let _not_told = self.settle(&Demand::of(bar), now).await;
+    /// Tells those that are not drawn until when those that are would be refused: when one was, or has taken what there was.
+    pub(crate) async fn drawn(&self, ruling: &Ruling, now: u64) {
+        for part in &ruling.parts {
+            let Some(ready) =
+                self.policies.ready(part.policy).filter(|ready| ready.policy.remembers_samples())
+            else {
+                continue;
+            };
+            let (Some(holds), false) =
+                (self.policies.beside(ready, Beside::Holds), part.given_back || part.cost == 0)
+            else {
+                continue;
+            };
+            let wait = match part.outcome.verdict {
+                Verdict::Refuse { retry_after } => retry_after,
+                // For a cell the next draw's time can be told; of other shapes the next draw is told.
+                Verdict::Admit { .. } => part.next(ready.rule(part.rule), ruling.now),
+                _ => 0,
+            };
+            if wait >= MILLISECOND {
+                let _not_told = self.settle(&holds.barring(part.key, 0, wait / MILLISECOND), now).await;
+            }
         }
     }
+}
+
+/// A ban, by how long it has to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Banned {
+    ms: u64,
+    policy: u16,
+    begins: bool,
 }
 
 impl<S: Store> Limiter<S> {
@@ -89,10 +123,14 @@ impl<S: Store> Limiter<S> {
         let mut held = false;
         for (policy, part) in ruling.parts().filter(|(policy, part)| policy.obey > 0 && !part.given_back) {
             let ms = wait.min(policy.obey).div_ceil(MILLISECOND);
-            held |= self
-                .with_beside(policy, Beside::Holds, |holds| Demand::of(holds.bar(part.key, ms)))
-                .await
-                .is_ok();
+            let left = self.with_beside(policy, Beside::Holds, |holds| holds.looking(part.key)).await;
+            let left = left
+                .ok()
+                .flatten()
+                .and_then(|answer| answer.outcomes().first().map(|outcome| outcome.reset_after));
+            let left = left.unwrap_or(0).div_ceil(MILLISECOND);
+            let longer = self.with_beside(policy, Beside::Holds, |holds| holds.barring(part.key, left, ms));
+            held |= ms <= left || longer.await.is_ok();
         }
         held
     }

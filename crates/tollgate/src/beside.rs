@@ -27,7 +27,7 @@ pub(crate) enum Beside {
     Strikes,
     /// Until when a subject is banned, and how often it was.
     Bans,
-    /// Until when an origin wants to hear nothing of a subject, or a sampled subject is known to be refused.
+    /// Until when an origin wants to hear nothing of a subject, or a sampled subject is known to have nothing left.
     Holds,
     /// Reservations that are open or were settled.
     Open,
@@ -203,10 +203,16 @@ impl Ready {
         Demand::of(Charge { spare: 0, ..self.barred(key) }).to(Intent::Forget)
     }
 
-    /// Bars `key` for so many milliseconds from now, unless it is barred already.
-    pub(crate) fn bar(&self, key: Fingerprint, ms: u64) -> Charge<'_> {
-        let cost = ms.clamp(1, MAX_BAR_MS);
-        Charge { cost, spare: MAX_BAR_MS.saturating_sub(cost), ..self.barred(key) }
+    /// Asks only that.
+    pub(crate) fn looking(&self, key: Fingerprint) -> Demand<'_> {
+        Demand::of(self.barred(key)).fleeting(true)
+    }
+
+    /// Bars `key` for so many milliseconds from now, which is `left` milliseconds from being free, unless it is barred for longer by now.
+    pub(crate) fn barring(&self, key: Fingerprint, left: u64, ms: u64) -> Demand<'_> {
+        let ms = ms.clamp(1, MAX_BAR_MS);
+        let (cost, spare) = (ms.saturating_sub(left).max(1), MAX_BAR_MS.saturating_sub(ms));
+        Demand::of(Charge { cost, spare, ..self.barred(key) })
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use tollgate_core::{Fingerprint, Outcome, Verdict};
+use tollgate_core::{Charge, Fingerprint, Outcome, Rule, Shape, Verdict};
 
 use crate::policies::Policies;
 use crate::policy::{Cost, Direction, Policy};
@@ -173,6 +173,18 @@ impl Part {
     pub(crate) const fn charged_for(&self) -> u64 {
         if self.cost == 0 { self.spare } else { self.cost }
     }
+
+    /// In how many nanoseconds the same would be admitted once more, as far as the outcome tells.
+    pub(crate) fn next(&self, rule: &Rule, now: u64) -> u64 {
+        if rule.shape() != Shape::Cell {
+            return 0;
+        }
+        let charge = Charge { policy: self.policy, key: self.key, rule, cost: self.cost, spare: 0 };
+        match charge.judge(&[self.outcome.cell], now) {
+            Verdict::Refuse { retry_after } => retry_after,
+            _ => 0,
+        }
+    }
 }
 
 /// A place in the queue of a key.
@@ -201,6 +213,8 @@ pub struct Ruling {
     pub ban_began: bool,
     /// For how many nanoseconds somebody is barred beside what the policies say.
     pub(crate) barred: Option<u64>,
+    /// Whether nobody looked if somebody is, for it was refused before.
+    pub(crate) bars_unasked: bool,
     pub(crate) policies: Arc<Policies>,
     pub(crate) scope: Option<u16>,
     pub(crate) parts: ArrayVec<Part, MAX_PARTS>,
@@ -216,6 +230,7 @@ impl Ruling {
             reservation: None,
             ban_began: false,
             barred: None,
+            bars_unasked: false,
             policies,
             scope,
             parts: ArrayVec::new(),
@@ -294,7 +309,8 @@ impl Ruling {
     /// The ruling on one check, as the decision about one key.
     pub(crate) fn one(&self) -> Decision {
         let Some(outcome) = self.parts.first().map(|part| part.outcome) else {
-            return Decision::OUT_OF_REACH;
+            // Whoever is on the allow list is not counted.
+            return if self.is_admit() { Decision::UNLIMITED } else { Decision::OUT_OF_REACH };
         };
         match Decision::from(outcome) {
             admit @ Decision::Admit(_) if self.is_admit() => admit,

@@ -5,11 +5,10 @@ use std::task::{Context, Poll, Waker};
 
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
-use tollgate_core::{Charge, Quota, Rule, Verdict};
-use tollgate_store::{Answer, InProcess, Memory, Store, Table, Unanswered, WhenFull};
+use tollgate_core::{Charge, Quota, Rule};
+use tollgate_store::{InProcess, Memory, Moved, Store, Table, Unanswered, WhenFull};
 
 use crate::asked::{Asked, Check, MAX_ASKED};
-use crate::beside::Beside;
 use crate::clock::Clock;
 use crate::config::Problems;
 use crate::key::Salt;
@@ -19,7 +18,6 @@ use crate::plan::Plan;
 use crate::policies::{Policies, PolicySet, rule_on};
 use crate::policy::{Cost, DEFAULT_KEYS, Direction, List, Missing, Policy, Subject};
 use crate::ready::Ready;
-use crate::reserve::opened;
 use crate::tables::carried;
 use crate::{Decision, Match, Reason, Request, Ruling};
 
@@ -120,7 +118,7 @@ impl Limiter<Memory> {
                 return Decision::OUT_OF_REACH;
             }
             if ready.beside.iter().any(Option::is_some) {
-                return self.check_with_bars(&ready.policy.name, subject.as_ref(), cost, now);
+                return self.check_with_bars(subject.as_ref(), cost, now);
             }
             let (key, rule) = ready.key(subject.as_ref());
             if let Ok(outcome) = active.store.check(&Charge { policy: 0, key, rule, cost, spare: 0 }, now) {
@@ -132,12 +130,18 @@ impl Limiter<Memory> {
     }
 
     /// The same for a policy beside which something is counted.
-    fn check_with_bars(&self, policy: &str, subject: &[u8], cost: u64, now: u64) -> Decision {
-        let (subject, cost) = (String::from_utf8_lossy(subject), i64::try_from(cost).unwrap_or(i64::MAX));
-        let check = Asked::Check(Check { policy, subject: &subject, cost: Some(cost) });
-        match self.at_once(self.decide_at(&[check], now)) {
-            Some(ruling) => ruling.one(),
-            None => Decision::OUT_OF_REACH,
+    fn check_with_bars(&self, subject: &[u8], cost: u64, now: u64) -> Decision {
+        loop {
+            let active = self.load();
+            let Some(ready) = active.policies.iter().next() else { return Decision::UNLIMITED };
+            let Ok(plan) = active.policies.plan_subject(ready, subject, cost) else {
+                return Decision::OUT_OF_REACH;
+            };
+            match self.at_once(self.decide_plan(&active, &plan, now)) {
+                Some(Ok(ruling)) => return ruling.one(),
+                Some(Err(Moved)) => std::thread::yield_now(),
+                None => return Decision::OUT_OF_REACH,
+            }
         }
     }
 }
@@ -283,63 +287,45 @@ impl<S: Store> Limiter<S> {
 
     async fn decide_at(&self, asked: &[Asked<'_>], now: u64) -> Ruling {
         loop {
-            let active = self.active.load_full();
-            let policies = Arc::clone(&active.policies);
-            let plan = match active.policies.plan(asked) {
-                Ok(plan) => plan,
-                Err((reason, scope)) => return Ruling::new(policies, now, reason, scope),
-            };
-            let places = self.places(&active);
-            let demand = &plan.take.demand;
-            let mut ruling = match places.decide(demand, now).await {
-                Ok(answer) => self.with_reservation(rule_on(&policies, demand, &answer), &plan, &answer),
-                Err(Unanswered::Unavailable | Unanswered::Contended) => {
-                    match places.without_store(policies, demand, now).await {
-                        Ok(ruling) => ruling,
-                        Err(_moved) => continue,
-                    }
-                }
-                Err(Unanswered::Moved) => {
+            let active = self.load();
+            match active.policies.plan(asked) {
+                Ok(plan) => match self.decide_plan(&active, &plan, now).await {
+                    Ok(ruling) => return ruling,
                     // A reload is about to put the next generation in force.
-                    std::thread::yield_now();
-                    continue;
+                    Err(Moved) => std::thread::yield_now(),
+                },
+                Err((reason, scope)) => {
+                    return Ruling::new(Arc::clone(&active.policies), now, reason, scope);
                 }
-            };
-            if places.give_back(&plan, now, &mut ruling).await.is_err() {
-                continue;
             }
-            if asked.len() > 1 {
-                plan.attribute(&mut ruling);
-            }
-            if matches!(ruling.reason, Reason::Throttled) {
-                places.refused(&mut ruling, now).await;
-            }
-            places.watch(&plan, now, &mut ruling).await;
-            return ruling;
         }
     }
 
-    /// Adds the reservation that was asked for. One that is open already is not made again, and not refused either.
-    fn with_reservation(&self, mut ruling: Ruling, plan: &Plan<'_>, answer: &Answer) -> Ruling {
-        if !plan.reserves {
-            return ruling;
-        }
-        let policies = Arc::clone(&ruling.policies);
-        for (opening, outcome) in plan.take.demand.charges().iter().zip(answer.outcomes()) {
-            let of = policies.ready(opening.policy).and_then(|ready| ready.of);
-            let Some((owner, Beside::Open)) = of else { continue };
-            let charged = plan.take.demand.charges().iter().find(|charge| charge.policy == owner);
-            let open = matches!(outcome.verdict, Verdict::Refuse { .. });
-            if let (true, Some(charged), Some(policy)) =
-                (answer.is_admit() || open, charged, policies.get(owner))
-            {
-                let charged = (charged.key, charged.cost);
-                ruling.reservation =
-                    Some(opened(&self.salt, &policy.name, charged, opening, outcome, answer.now));
-                (ruling.reason, ruling.scope, ruling.barred) = (Reason::Admitted, None, None);
+    async fn decide_plan(&self, active: &Active<S>, plan: &Plan<'_>, now: u64) -> Result<Ruling, Moved> {
+        let (places, policies) = (self.places(active), &active.policies);
+        let demand = &plan.take.demand;
+        let mut ruling = match places.decide(demand, now).await {
+            Ok(answer) => {
+                let ruling = rule_on(policies, demand, &answer);
+                if plan.reserves {
+                    self.with_reservation(ruling, &places, demand, &answer).await
+                } else {
+                    ruling
+                }
             }
+            Err(Unanswered::Unavailable | Unanswered::Contended) => {
+                places.without_store(Arc::clone(policies), demand, now).await?
+            }
+            Err(Unanswered::Moved) => return Err(Moved),
+        };
+        places.give_back(plan, now, &mut ruling).await?;
+        plan.attribute(&mut ruling);
+        if ruling.reason == Reason::Throttled {
+            places.refused(&mut ruling, now).await;
         }
-        ruling
+        places.drawn(&ruling, now).await;
+        places.watch(plan, now, &mut ruling).await;
+        Ok(ruling)
     }
 
     /// Forgets one subject of a policy, so that it is as new: also that it was banned or held. `None` without such a policy, else whether it was known.

@@ -135,7 +135,7 @@ impl<S: Store> Places<'_, S> {
     }
 
     fn group<'d>(&self, demand: &Demand<'d>, place: Place) -> Group<'d> {
-        let mut group = (Demand::new(), ArrayVec::new());
+        let mut group = (Demand::new().fleeting(demand.is_fleeting()), ArrayVec::new());
         for (index, charge) in demand.charges().iter().enumerate() {
             if self.place(charge) == place && group.0.push(*charge).is_ok() {
                 group.1.push(index);

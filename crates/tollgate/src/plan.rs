@@ -87,6 +87,10 @@ impl Policies {
             return Err((Reason::Unavailable, None));
         }
         let mut plan = Plan::default();
+        // A reservation is asked for by itself, so that nobody else's part is taken for it.
+        if asked.len() > 1 && asked.iter().any(|one| matches!(one, Asked::Reserve(_))) {
+            return Err((Reason::NoReservations, None));
+        }
         for (index, one) in asked.iter().enumerate() {
             plan.asking = u32::try_from(index).ok().and_then(|bit| 1_u16.checked_shl(bit)).unwrap_or(0);
             match one {
@@ -123,6 +127,18 @@ impl Policies {
         plan.add(self, ready, ready.read_subject(check.subject.as_bytes()), Ok(ready.units(check.cost)))
     }
 
+    /// A check whose subject is any bytes.
+    pub(crate) fn plan_subject<'p>(
+        &'p self,
+        ready: &'p Ready,
+        subject: &[u8],
+        cost: u64,
+    ) -> Result<Plan<'p>, Early> {
+        let mut plan = Plan { asking: 1, ..Plan::default() };
+        plan.add(self, ready, ready.read_subject(subject), Ok(Units::Take(cost)))?;
+        Ok(plan)
+    }
+
     fn plan_descriptor<'p>(&'p self, plan: &mut Plan<'p>, descriptor: &Descriptor<'p>) -> Result<(), Early> {
         let Descriptor { domain, entries, cost, rule } = *descriptor;
         let fits = |ready: &'p Ready| match &ready.policy.matches.about {
@@ -154,7 +170,7 @@ impl Policies {
     fn plan_reservation<'p>(&'p self, plan: &mut Plan<'p>, reserved: &Reserved<'p>) -> Result<(), Early> {
         let ready = self.named(reserved.policy).ok_or((Reason::UnknownPolicy, None))?;
         let scope = Some(ready.index);
-        let open = self.beside(ready, Beside::Open).filter(|_| !plan.reserves);
+        let open = self.beside(ready, Beside::Open).filter(|_| plan.take.demand.charges().is_empty());
         let open = open.ok_or((Reason::NoReservations, scope))?;
         if reserved.units == 0 || reserved.id.is_empty() || reserved.id.len() > MAX_ID_BYTES {
             return Err((Reason::BadCost, scope));
@@ -162,8 +178,11 @@ impl Policies {
         let reading = ready.read_subject(reserved.subject.as_bytes());
         if let Reading::Key { key, .. } = reading {
             let opening = open.opening(key, reserved.units, reserved.id);
+            plan.add(self, ready, reading, Ok(Units::Take(reserved.units)))?;
+            // Last: where keys are charged in turn, whoever dies in between has charged too much and not too little.
             plan.take.push_beside(opening).ok_or((Reason::Unavailable, scope))?;
             plan.reserves = true;
+            return Ok(());
         }
         plan.add(self, ready, reading, Ok(Units::Take(reserved.units)))
     }
@@ -238,6 +257,10 @@ impl<'p> Plan<'p> {
         // Bars are looked at in the same step. One that is not drawn of a count elsewhere looks at nothing else.
         let not_drawn = spare > 0 && ready.policy.remembers_samples();
         if !back && !shadow {
+            let revocable = ready.policy.response.is_some() || ready.beside.iter().any(Option::is_some);
+            if revocable {
+                self.take.demand = std::mem::take(&mut self.take.demand).fleeting(true);
+            }
             for beside in
                 [Beside::Bans, Beside::Holds].iter().filter_map(|kind| policies.beside(ready, *kind))
             {
@@ -258,6 +281,9 @@ impl<'p> Plan<'p> {
 
     /// Says of each part of a ruling which of the things asked it answers.
     pub(crate) fn attribute(&self, ruling: &mut Ruling) {
+        if self.asking <= 1 {
+            return;
+        }
         for part in &mut ruling.parts {
             let here = |charge: &Charge<'_>| {
                 charge.policy == part.policy

@@ -182,6 +182,13 @@ pub(crate) fn rule_on(policies: &Arc<Policies>, demand: &Demand<'_>, answer: &An
         (ruling.reason, ruling.scope) = (reason, Some(scope));
     }
     ruling.barred = bars.map(|((_, after, _), _)| after).max();
+    let bans = |charge: &Charge<'_>| {
+        matches!(policies.ready(charge.policy).and_then(|r| r.of), Some((_, Beside::Bans)))
+    };
+    let mut unasked =
+        demand.charges().iter().zip(answer.outcomes()).filter(|(_, o)| o.verdict == Verdict::Unasked);
+    ruling.bars_unasked =
+        unasked.any(|(charge, _)| bans(charge)) || answer.outcomes().len() < demand.charges().len();
     if ruling.reason == Reason::Admitted {
         ruling.reason = Reason::Unavailable;
     }

@@ -5,13 +5,14 @@
 //! dies leaves nothing behind but its charge, every store can keep reservations, and any instance can settle them.
 
 use tollgate_core::{Charge, Fingerprint, Outcome, Quota, Rule, Verdict};
-use tollgate_store::{Demand, Store, Unanswered};
+use tollgate_store::{Answer, Demand, Intent, Store, Unanswered};
 
 use crate::beside::Beside;
 use crate::key::{Keys, Salt};
+use crate::places::Places;
 use crate::ready::Ready;
 use crate::settle::{Adjust, Target, credited};
-use crate::{Limiter, show_duration};
+use crate::{Limiter, Reason, Ruling, show_duration};
 
 /// The longest time that a reservation may be open, in nanoseconds: a day.
 pub const MAX_RESERVATION: u64 = 86_400 * tollgate_core::SECOND;
@@ -97,8 +98,17 @@ pub enum Settled {
     Lapsed,
     /// No reservation of this deployment has this token.
     Unknown,
-    /// The count is out of reach. It is safe to try again.
+    /// The count is out of reach. Trying again never counts twice.
     Unavailable,
+}
+
+/// What is done with a marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Look,
+    Take,
+    Back,
+    Forget,
 }
 
 /// What a token says.
@@ -167,67 +177,123 @@ impl Ready {
     }
 }
 
-/// The reservation that an opening charge made, or found open.
-pub(crate) fn opened(
-    salt: &Salt,
-    policy: &str,
-    charge: (Fingerprint, u64),
-    opening: &Charge<'_>,
-    outcome: &Outcome,
-    now: u64,
-) -> Reservation {
-    let within = opening.rule.quota().window();
-    // One that was settled is marked twice.
-    let settled = outcome.cell.saturating_sub(now) > within;
-    let ends = outcome.cell.saturating_sub(if settled { within } else { 0 });
-    let charged = ends.saturating_sub(within);
-    let terms = Terms {
-        policy: policy.to_owned(),
-        key: charge.0,
-        marker: opening.key,
-        units: charge.1,
-        charged,
-        within,
-    };
-    Reservation { token: terms.token(salt), units: charge.1, ends, repeated: !outcome.verdict.is_admit() }
+impl Ready {
+    /// The marker of an opening charge as it stands.
+    fn marker_at(&self, marker: Fingerprint) -> Charge<'_> {
+        Charge { policy: self.index, key: marker, rule: &self.policy.rule, cost: 0, spare: 0 }
+    }
 }
 
 impl<S: Store> Limiter<S> {
+    /// Adds the reservation that was asked for. One that is open already is not made again, and not refused either.
+    pub(crate) async fn with_reservation(
+        &self,
+        mut ruling: Ruling,
+        places: &Places<'_, S>,
+        demand: &Demand<'_>,
+        answer: &Answer,
+    ) -> Ruling {
+        let [charged, .., opening] = demand.charges() else { return ruling };
+        let (Some(Outcome { verdict, mut cell, .. }), mut now) =
+            (answer.outcomes().last().copied(), answer.now)
+        else {
+            return ruling;
+        };
+        let mut made_before = matches!(verdict, Verdict::Refuse { .. });
+        if !answer.is_admit() && verdict == Verdict::Unasked {
+            // Another key was known to refuse; that says nothing of this one.
+            let look = Demand::of(Charge { cost: 0, spare: 0, ..*opening });
+            if let Ok(found) = places.settle(&look, now).await {
+                now = found.now;
+                cell = found.outcomes().first().map_or(0, |outcome| outcome.cell);
+                made_before = cell > now;
+            }
+        }
+        if !answer.is_admit() && !made_before {
+            return ruling;
+        }
+        let within = opening.rule.quota().window();
+        // One that was settled is marked twice.
+        let settled = cell.saturating_sub(now) > within;
+        let ends = cell.saturating_sub(if settled { within } else { 0 });
+        let Some(policy) = places.policies.get(charged.policy) else { return ruling };
+        let terms = Terms {
+            policy: policy.name.clone(),
+            key: charged.key,
+            marker: opening.key,
+            units: charged.cost,
+            charged: ends.saturating_sub(within),
+            within,
+        };
+        let (token, units, repeated) = (terms.token(self.salt()), charged.cost, !answer.is_admit());
+        ruling.reservation = Some(Reservation { token, units, ends, repeated });
+        if repeated {
+            (ruling.reason, ruling.scope, ruling.barred) = (Reason::Admitted, None, None);
+            // Nothing was charged now that could be given back.
+            ruling.parts.iter_mut().for_each(|part| part.settled = true);
+        }
+        ruling
+    }
+
     /// Settles a reservation at what was used: less than it reserved is given back, more is charged on top, up to its policy's
     /// debt. The first settlement counts; what is never settled stays charged. Never more than what was reserved is given back, in
     /// whatever order and however often settlements come.
     ///
-    /// It has two steps where the count is elsewhere. A future that is dropped between them leaves charged what was reserved, so let it
-    /// run to its end, in a task of its own if its caller may leave.
+    /// It has steps where the count is elsewhere. A future that is dropped between them, or a store that is lost between them, leaves
+    /// charged what was reserved; so let it run to its end, in a task of its own if its caller may leave.
     pub async fn settle(&self, token: &str, used: u64) -> Settled {
         let Some(terms) = Terms::read(token, self.salt()) else { return Settled::Unknown };
         let ends = terms.charged.saturating_add(terms.within);
-        let taken = loop {
+        // First a look, for a marker that is not open must not be written: it would read as a reservation that is.
+        match self.mark(&terms, Step::Look).await {
+            Err(settled) => return settled,
+            Ok((now, cell)) if cell == ends.saturating_add(terms.within) && now < ends => {
+                return Settled::Before;
+            }
+            Ok((now, cell)) if cell != ends || now >= ends => return Settled::Lapsed,
+            Ok(_) => {}
+        }
+        match self.mark(&terms, Step::Take).await {
+            Err(settled) => return settled,
+            // It ended just now.
+            Ok((_, cell)) if cell != ends.saturating_add(terms.within) => {
+                let _as_new = self.mark(&terms, Step::Forget).await;
+                return Settled::Lapsed;
+            }
+            Ok(_) => {}
+        }
+        self.settle_at(&terms, used).await
+    }
+
+    /// One step with a reservation's marker: the time, and where it stands after it.
+    async fn mark(&self, terms: &Terms, step: Step) -> Result<(u64, u64), Settled> {
+        // Under the time of the token, whatever the policy's is by now.
+        let rule = marker(terms.within).ok_or(Settled::Unknown)?;
+        loop {
             let active = self.load();
             let open =
                 active.policies.named(&terms.policy).and_then(|r| active.policies.beside(r, Beside::Open));
-            let Some(open) = open else { return Settled::Unknown };
-            // Under the time of the token, whatever the policy's is by now.
-            let Some(rule) = marker(terms.within) else { return Settled::Unknown };
-            let once = Charge { policy: open.index, key: terms.marker, rule: &rule, cost: 1, spare: 0 };
-            match self.places(&active).settle(&Demand::of(once), self.clock().now()).await {
+            let open = open.ok_or(Settled::Unknown)?;
+            let cost = u64::from(step != Step::Look);
+            let charge = Charge { rule: &rule, cost, ..open.marker_at(terms.marker) };
+            let demand = match step {
+                Step::Look | Step::Take => Demand::of(charge).fleeting(true),
+                Step::Back => Demand::of(charge).to(Intent::GiveBack { charged: Charge::LATELY }),
+                Step::Forget => Demand::of(charge).to(Intent::Forget),
+            };
+            match self.places(&active).settle(&demand, self.clock().now()).await {
                 Err(Unanswered::Moved) => std::thread::yield_now(),
-                Err(_) => return Settled::Unavailable,
-                Ok(answer) => break answer,
+                Err(_) => return Err(Settled::Unavailable),
+                Ok(answer) => {
+                    let outcome = answer.outcomes().first().ok_or(Settled::Unavailable)?;
+                    return match outcome.verdict {
+                        Verdict::Admit { .. } => Ok((answer.now, outcome.cell)),
+                        Verdict::Refuse { .. } => Err(Settled::Before),
+                        _ => Err(Settled::Unavailable),
+                    };
+                }
             }
-        };
-        let Some(outcome) = taken.outcomes().first() else { return Settled::Unavailable };
-        match outcome.verdict {
-            _ if taken.now >= ends => return Settled::Lapsed,
-            Verdict::Refuse { .. } => return Settled::Before,
-            // Elsewhere than after its opening, it was not open: the store has forgotten it, and may have forgotten a settlement.
-            Verdict::Admit { .. } if outcome.cell != ends.saturating_add(terms.within) => {
-                return Settled::Lapsed;
-            }
-            Verdict::Admit { .. } => {}
-            _ => return Settled::Unavailable,
         }
-        self.settle_at(&terms, used).await
     }
 
     async fn settle_at(&self, terms: &Terms, used: u64) -> Settled {
@@ -243,7 +309,11 @@ impl<S: Store> Limiter<S> {
         } else {
             Adjust::Owe(added)
         };
-        let _stays_charged = self.settle_one(&target, adjust).await;
+        if self.settle_one(&target, adjust).await.is_err() {
+            // It is not settled, and may be once more.
+            let _open_again = self.mark(terms, Step::Back).await;
+            return Settled::Unavailable;
+        }
         Settled::Now { given_back, added, dropped: over.saturating_sub(added) }
     }
 }

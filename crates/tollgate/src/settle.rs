@@ -52,33 +52,51 @@ impl<S: Store> Limiter<S> {
         self.adjust(ruling, sized).await;
     }
 
+    /// Tells that no response came of a request that was passed on: its client has gone, or it failed. Policies that charge after the
+    /// response charge what it may have cost; what was charged before stays charged.
+    pub async fn unanswered(&self, ruling: &mut Ruling) {
+        let owes = |policy: &Policy, part: &Part| match &policy.response {
+            Some(on) if on.after && part.cost == 0 => Adjust::Owe(on.most(part.charged_for())),
+            _ => Adjust::Keep,
+        };
+        self.adjust(ruling, owes).await;
+    }
+
     async fn adjust(&self, ruling: &mut Ruling, what: impl Fn(&Policy, &Part) -> Adjust) {
-        // What answered instead of the store has charged nothing there.
-        if ruling.fallback.is_some() || !ruling.is_admit() {
+        if !ruling.is_admit() {
             return;
         }
+        let instead = ruling.fallback.is_some();
         let policies = std::sync::Arc::clone(&ruling.policies);
         for part in &mut ruling.parts {
             let Some(ready) = policies.ready(part.policy).filter(|_| !part.given_back && !part.settled)
             else {
                 continue;
             };
+            // What answered instead of the store has charged nothing there.
+            if instead && ready.policy.placement.is_shared() {
+                continue;
+            }
             let adjust = what(&ready.policy, part);
             if matches!(adjust, Adjust::Keep) {
                 continue;
             }
             part.settled = true;
             let target = Target { policies: &policies, ready, key: part.key, rule: part.rule };
-            if let Some(outcome) = self.settle_one(&target, adjust).await {
+            if let Ok(Some(outcome)) = self.settle_one(&target, adjust).await {
                 part.outcome = Outcome { verdict: part.outcome.verdict, ..outcome };
             }
         }
     }
 
-    /// Gives back or owes, and tells how the key stands then; `None` when nobody could be told.
-    pub(crate) async fn settle_one(&self, target: &Target<'_>, adjust: Adjust) -> Option<Outcome> {
+    /// Gives back or owes, and tells how the key stands then, if that was anything.
+    pub(crate) async fn settle_one(
+        &self,
+        target: &Target<'_>,
+        adjust: Adjust,
+    ) -> Result<Option<Outcome>, Unanswered> {
         let (cost, intent) = match adjust {
-            Adjust::Keep | Adjust::Back(0, _) | Adjust::Owe(0) => return None,
+            Adjust::Keep | Adjust::Back(0, _) | Adjust::Owe(0) => return Ok(None),
             Adjust::Back(cost, charged) => (cost, Intent::GiveBack { charged }),
             Adjust::Owe(cost) => (cost, Intent::Owe),
         };
@@ -87,20 +105,18 @@ impl<S: Store> Limiter<S> {
             let policies = &active.policies;
             // A policy that was reloaded meanwhile is told under its new rule.
             let same = policies.generation == target.policies.generation;
-            let ready = if same {
-                policies.ready(target.ready.index)
-            } else {
-                policies.any_named(&target.ready.policy.name)
-            }?;
+            let named = || policies.any_named(&target.ready.policy.name);
+            let ready = if same { policies.ready(target.ready.index) } else { named() };
+            let Some(ready) = ready else { return Ok(None) };
             let rule = ready.rule(target.rule);
             let charge = Charge { policy: ready.index, key: target.key, rule, cost, spare: 0 };
             let places = self.places(&active);
             match places.settle(&Demand::of(charge).to(intent), self.clock().now()).await {
                 Err(Unanswered::Moved) => std::thread::yield_now(),
-                Err(_) => return None,
+                Err(error) => return Err(error),
                 Ok(answer) => {
                     let part = parts(policies, std::slice::from_ref(&charge), &answer).next();
-                    return part.map(|part| part.outcome);
+                    return Ok(part.map(|part| part.outcome));
                 }
             }
         }

@@ -32,6 +32,7 @@ struct Lanes([Mutex<HashMap<Fingerprint, VecDeque<Waiter>>>; LOCKS]);
 struct Waiter {
     rule: Rule,
     cost: u64,
+    fleeting: bool,
     tell: oneshot::Sender<Told>,
 }
 
@@ -62,7 +63,7 @@ impl<S> Coalescing<S> {
     }
 
     /// The turn, at once or when it has come; or the answer, when another asked for this one too.
-    async fn turn(&self, charge: &Charge<'_>) -> Result<Turn, Result<Answer, Unanswered>> {
+    async fn turn(&self, charge: &Charge<'_>, fleeting: bool) -> Result<Turn, Result<Answer, Unanswered>> {
         let told = {
             let mut lanes = self.lanes.of(charge.key);
             let Some(waiting) = lanes.get_mut(&charge.key) else {
@@ -74,7 +75,7 @@ impl<S> Coalescing<S> {
                 return Err(Err(Unanswered::Unavailable));
             }
             let (tell, told) = oneshot::channel();
-            waiting.push_back(Waiter { rule: *charge.rule, cost: charge.cost, tell });
+            waiting.push_back(Waiter { rule: *charge.rule, cost: charge.cost, fleeting, tell });
             told
         };
         match told.await {
@@ -97,7 +98,7 @@ impl<S: Store + 'static> Store for Coalescing<S> {
         if charge.cost == 0 || charge.spare > 0 {
             return self.inner.decide(demand, now).await;
         }
-        let mut turn = match self.turn(charge).await {
+        let mut turn = match self.turn(charge, demand.is_fleeting()).await {
             Ok(turn) => turn,
             Err(answer) => return answer,
         };
@@ -107,7 +108,8 @@ impl<S: Store + 'static> Store for Coalescing<S> {
         }
         // Others depend on it: it goes on also when this caller leaves.
         let (tell, told) = oneshot::channel();
-        turn.others.insert(0, Waiter { rule: *charge.rule, cost: charge.cost, tell });
+        let fleeting = demand.is_fleeting();
+        turn.others.insert(0, Waiter { rule: *charge.rule, cost: charge.cost, fleeting, tell });
         let asked = ask(Arc::clone(&self.inner), turn, charge.policy, now);
         match Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(asked)),
@@ -123,10 +125,10 @@ impl<S: Store + 'static> Store for Coalescing<S> {
 /// Asks for all that wait, and tells each its part.
 async fn ask<S: Store>(store: Arc<S>, mut turn: Turn, policy: u16, now: u64) {
     let Some(first) = turn.others.first() else { return };
-    let (rule, cost) = (first.rule, first.cost);
+    let (rule, cost, fleeting) = (first.rule, first.cost, first.fleeting);
     let charge = Charge { policy, key: turn.key, rule: &rule, cost, spare: 0 };
     let times = u64::try_from(turn.others.len()).unwrap_or(u64::MAX);
-    let answer = store.decide(&Demand::of(charge).times(times), now).await;
+    let answer = store.decide(&Demand::of(charge).times(times).fleeting(fleeting), now).await;
     for (nth, other) in (1..).zip(turn.others.drain(..)) {
         let _gone = other.tell.send(Told::Answer(part(&charge, &answer, nth)));
     }

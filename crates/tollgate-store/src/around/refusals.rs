@@ -11,6 +11,9 @@ use crate::{Answer, Demand, Event, Intent, Store, Tally, Unanswered};
 /// How many refusals are remembered: a power of two. A newer one takes the place of an older one.
 const PLACES: usize = 1 << 15;
 
+/// How long a refusal is remembered that may be taken back early ([`Demand::fleeting`]), in nanoseconds.
+const MOMENT: u64 = tollgate_core::SECOND;
+
 /// A store that remembers whom the one inside refused. What clears a refusal early (a refund or a reset by another instance) is
 /// not seen here before its time; one by this instance is.
 pub struct Refusals<S> {
@@ -39,6 +42,7 @@ struct Refusal {
     sent: u64,
     /// When the answer was here: no earlier than the refusal, so that a time to retry that is reckoned from it is never early.
     received: u64,
+    fleeting: bool,
 }
 
 impl Refusal {
@@ -49,6 +53,9 @@ impl Refusal {
             return None;
         }
         let passed = now.saturating_sub(self.sent);
+        if self.fleeting && passed > MOMENT {
+            return None;
+        }
         let at = self.store.saturating_add(passed);
         if charge.rule.shape() == Shape::Cell {
             let cell = [self.outcome.cell];
@@ -118,6 +125,7 @@ impl<S> Refusals<S> {
             let refusal = Refusal {
                 key,
                 rule: *rule,
+                fleeting: demand.is_fleeting(),
                 cost,
                 spare,
                 outcome: *outcome,

@@ -40,7 +40,11 @@ impl<S: Store> Singly<S> {
                 outcomes.push(charge.unasked());
                 continue;
             }
-            let one = match self.inner.decide(&Demand::of(*charge).times(admitted), now).await {
+            let one = match self
+                .inner
+                .decide(&Demand::of(*charge).times(admitted).fleeting(demand.is_fleeting()), now)
+                .await
+            {
                 Ok(one) => one,
                 Err(error) => {
                     self.give_back(&charged, admitted, &mut outcomes, now).await;

@@ -7,7 +7,7 @@ use crate::beside::{MAX_BAR_MS, MILLISECOND};
 use crate::config::Section;
 use crate::config::policy::read_cost;
 use crate::reserve::MAX_RESERVATION;
-use crate::{About, Ban, Cost, OnResponse, Placement, Policy, Reserve, parse_duration};
+use crate::{About, Ban, Cost, DEFAULT_KEYS, OnResponse, Placement, Policy, Reserve, parse_duration};
 
 /// The largest number that a sampled policy draws one of.
 const MAX_SAMPLE: u64 = 1_000;
@@ -117,7 +117,7 @@ fn read_reserve(section: &Section<'_>, policy: &Policy) -> Option<Reserve> {
     }
     section.finish();
     let capacity = policy.rule.capacity();
-    let reserve = Reserve::new(within?, open.unwrap_or(policy.keys), debt.unwrap_or(capacity).min(1 << 40));
+    let reserve = Reserve::new(within?, open.unwrap_or(DEFAULT_KEYS), debt.unwrap_or(capacity).min(1 << 40));
     reserve.map_err(|error| section.problem("within", error)).ok()
 }
 
@@ -143,14 +143,23 @@ fn check_manners(section: &Section<'_>, policy: &Policy) {
     }
     let gives_back = policy.response.as_ref().is_some_and(|response| !response.after);
     for (key, given) in [("response", gives_back), ("reserve", policy.reserve.is_some())] {
-        let spread = policy.placement == Placement::Sharded && key == "reserve";
-        if given && (spread || matches!(policy.placement, Placement::Leased | Placement::Approximate)) {
+        use Placement::{Approximate, Layered, Leased};
+        if given && matches!(policy.placement, Leased | Approximate | Layered) {
             let placement = policy.placement;
             section.problem(
                 key,
-                format!("nothing can be given back to a key that is counted {placement}; use strict"),
+                format!("not all is given back to a key that is counted {placement}; use strict"),
             );
         }
+    }
+    for (key, given) in keys {
+        if given && key != "response" && policy.placement == Placement::Sharded {
+            section
+                .problem(key, "a sharded subject has several keys, of which one would be meant; use strict");
+        }
+    }
+    if policy.response.is_some() && policy.rule.algorithm() == Algorithm::LeakyQueue {
+        section.problem("response", "what is given back would let others overtake those that wait; use gcra");
     }
     check_costs(section, policy);
 }

@@ -166,6 +166,64 @@ fn an_origin_that_holds_a_credential_is_obeyed_by_all_instances_and_for_nobody_e
     });
 }
 
+/// A refusal that is remembered here is forgotten in a moment where somebody else may take it back.
+#[test]
+fn what_another_instance_gives_back_or_lifts_is_known_here_in_a_moment() {
+    let _alone = alone();
+    let text = "[[policy]]\nname = \"p\"\nquota = \"2/1h\"\nplacement = \"strict\"\nban = { after = 1, within = \"1h\", for = \"1h\" }\n\
+                [[policy]]\nname = \"tokens\"\nquota = \"10/1h\"\nplacement = \"strict\"\nreserve = { within = \"1h\" }\n";
+    RUNTIME.block_on(async {
+        let (one, two) = (
+            instance(text, &REDIS.url, "moment:", &patient()),
+            instance(text, &REDIS.url, "moment:", &patient()),
+        );
+        for _ in 0..2 {
+            check(&one, "p", "a").await;
+        }
+        assert_eq!(check(&one, "p", "a").await.reason, Reason::Banned);
+        let before = crate::rig::count(&one, tollgate::Event::Asked);
+        for _ in 0..100 {
+            assert_eq!(check(&one, "p", "a").await.reason, Reason::Banned);
+        }
+        assert!(crate::rig::count(&one, tollgate::Event::Asked) < before + 20, "a storm is still remembered");
+        assert_eq!(two.unban("p", "a").await, Ok(Some(true)));
+        let look = [Check { policy: "p", subject: "a", cost: Some(0) }];
+        let lifted = async || one.decide_checks(&look).await.is_admit();
+        assert!(crate::rig::until("the ban's end", lifted).await < Duration::from_secs(2));
+
+        let made = reserve(&one, 10, "call").await;
+        assert_eq!(check(&two, "tokens", "alice").await.reason, Reason::Throttled);
+        assert!(
+            reserve(&two, 10, "call").await.repeated,
+            "what is known to refuse does not hide what is reserved"
+        );
+        assert!(matches!(one.settle(&made.token, 0).await, Settled::Now { given_back: 10, .. }));
+        let freed = async || check(&two, "tokens", "alice").await.is_admit();
+        assert!(crate::rig::until("what was given back", freed).await < Duration::from_secs(2));
+    });
+}
+
+#[test]
+fn a_banned_subject_is_told_so_whatever_refuses_first() {
+    let _alone = alone();
+    RUNTIME.block_on(async {
+        for placement in ["layered", "leased", "approximate"] {
+            let text = format!(
+                "[[policy]]\nname = \"p\"\nquota = \"2/1h\"\nplacement = \"{placement}\"\nban = {{ after = 3, within = \"1h\", for = \"1h\" }}\n"
+            );
+            let limiter = instance(&text, &REDIS.url, &format!("first_{placement}:"), &patient());
+            let mut began = 0;
+            let mut last = Reason::Admitted;
+            for _ in 0..40 {
+                let ruling = check(&limiter, "p", "m").await;
+                began += u32::from(ruling.ban_began);
+                last = ruling.reason;
+            }
+            assert_eq!((began, last), (1, Reason::Banned), "{placement}");
+        }
+    });
+}
+
 /// One in ten asks the store; the others cost it nothing, also when it refuses.
 #[test]
 fn a_sample_of_a_shared_count_asks_the_store_for_one_in_so_many() {

@@ -339,3 +339,68 @@ fn a_policy_that_is_asked_by_name_meets_no_request() {
     assert_eq!(reserve(&limiter, 1_000, "a").reservation.unwrap().units, 1_000);
     assert!(!check(&limiter, "tokens", "alice", 1).is_admit());
 }
+
+#[test]
+fn a_late_settlement_leaves_nothing_behind_that_looks_like_a_reservation() {
+    let (limiter, clock) = limiter(TOKENS);
+    let made = reserve(&limiter, 300, "a").reservation.unwrap();
+    clock.set(START + 7_200 * SECOND);
+    for _ in 0..3 {
+        assert_eq!(settle(&limiter, &made.token, 0), Settled::Lapsed);
+    }
+    let again = reserve(&limiter, 300, "a").reservation.unwrap();
+    assert!(!again.repeated && again.ends == START + 7_800 * SECOND);
+    assert_eq!(remaining(&limiter, "tokens", "alice"), 700);
+    assert_eq!(settle(&limiter, &made.token, 0), Settled::Lapsed, "the old token is not the new one's");
+    assert!(matches!(settle(&limiter, &again.token, 0), Settled::Now { given_back: 300, .. }));
+    assert_eq!(
+        (settle(&limiter, &again.token, 0), remaining(&limiter, "tokens", "alice")),
+        (Settled::Before, 1_000)
+    );
+}
+
+#[test]
+fn what_the_store_has_forgotten_is_neither_settled_nor_taken_for_open() {
+    let salt = tollgate::Salt::random();
+    let start = || {
+        let set = tollgate::PolicySet::from_toml(TOKENS).unwrap();
+        Limiter::new(set, salt.clone(), tollgate::Clock::manual(START))
+    };
+    let token = reserve(&start(), 300, "a").reservation.unwrap().token;
+    let restarted = start();
+    check(&restarted, "tokens", "alice", 500);
+    for _ in 0..3 {
+        assert_eq!(settle(&restarted, &token, 0), Settled::Lapsed);
+    }
+    assert_eq!(remaining(&restarted, "tokens", "alice"), 500);
+    assert!(!reserve(&restarted, 300, "a").reservation.unwrap().repeated);
+}
+
+#[test]
+fn a_reservation_is_asked_for_alone_and_a_repeated_one_has_charged_nothing() {
+    let (limiter, _) = limiter(TOKENS);
+    let reserved = Reserved { policy: "tokens", subject: "alice", units: 100, id: b"a" };
+    let other = Asked::Check(tollgate::Check { policy: "tokens", subject: "bob", cost: Some(5) });
+    for mixed in [[other, Asked::Reserve(reserved)], [Asked::Reserve(reserved), Asked::Reserve(reserved)]] {
+        let ruling = pollster::block_on(limiter.decide_all(&mixed));
+        assert_eq!((ruling.reason, ruling.reservation), (Reason::NoReservations, None));
+    }
+    assert_eq!(remaining(&limiter, "tokens", "bob"), 1_000);
+    reserve(&limiter, 100, "a");
+    let mut repeated = reserve(&limiter, 100, "a");
+    pollster::block_on(limiter.give_back(&mut repeated));
+    assert_eq!(remaining(&limiter, "tokens", "alice"), 900);
+}
+
+#[test]
+fn whoever_leaves_before_the_answer_has_not_got_out_of_paying() {
+    for (charge, left) in [("after", 2), ("before", 2)] {
+        let (limiter, _) = limiter(&LOGIN.replace("\"403\"]", &format!("\"403\"], charge = \"{charge}\"")));
+        for _ in 0..3 {
+            let mut ruling = exchange(&limiter);
+            pollster::block_on(limiter.unanswered(&mut ruling));
+            pollster::block_on(limiter.unanswered(&mut ruling));
+        }
+        assert_eq!(remaining(&limiter, "failed-logins", "alice"), left, "{charge}");
+    }
+}

@@ -166,3 +166,67 @@ fn a_sample_admits_as_many_as_its_odds_say() {
     // 1,000 at once and 1,000 a second over 4 s: 500 draws, and as many that were not drawn as came between them.
     assert!((4_000..6_200).contains(&admitted), "{admitted} admitted, {refused} refused");
 }
+
+#[test]
+fn refusals_that_come_together_make_one_ban() {
+    for seed in 0..20 {
+        let (limiter, clock) = limiter(&BAN.replace("quota = \"2/1s\"", "quota = \"1/1h\""));
+        check(&limiter, "login", "m", 1);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| (0..50).for_each(|_| drop(check(&limiter, "login", "m", 1))));
+            }
+        });
+        let banned = check(&limiter, "login", "m", 1);
+        assert_eq!((banned.reason, banned.retry_after()), (Reason::Banned, Some(3_600 * SECOND)), "{seed}");
+        clock.set(START + 10 * SECOND);
+        assert_eq!(check(&limiter, "login", "m", 1).reason, Reason::Throttled, "the first ban is over");
+        let again = (0..5).map(|_| check(&limiter, "login", "m", 1)).find(|ruling| ruling.ban_began).unwrap();
+        assert_eq!(again.reason, Reason::Banned);
+        clock.set(START + 30 * SECOND - 1);
+        assert_eq!(check(&limiter, "login", "m", 1).reason, Reason::Banned, "the second is twice as long");
+        clock.set(START + 30 * SECOND);
+        assert_eq!(check(&limiter, "login", "m", 1).reason, Reason::Throttled, "and no longer");
+    }
+}
+
+#[test]
+fn whoever_is_allowed_is_not_counted_at_one_key_either() {
+    let (limiter, _) = limiter(&format!("{BAN}allow = [\"subject:admin\"]\n"));
+    for _ in 0..50 {
+        assert!(limiter.check_at("admin", 1, START).is_admit());
+    }
+    // Subjects that are no text are not one another.
+    for subject in [b"\xFF\x01", b"\xFF\x02", b"\xFE\x01"] {
+        assert!(limiter.check_at(subject, 2, START).is_admit(), "{subject:?}");
+    }
+}
+
+#[test]
+fn an_origin_that_asks_for_longer_is_obeyed_for_longer() {
+    let (limiter, clock) =
+        limiter("[[policy]]\nname = \"api\"\nsubject = \"header:x-user\"\nquota = \"9/1s\"\nobey = \"1h\"\n");
+    let rulings: Vec<_> = (0..5).map(|_| decide(&limiter, "/", "a")).collect();
+    let obey = |n: usize, seconds: u64| pollster::block_on(limiter.obey(&rulings[n], seconds * SECOND));
+    let left = || decide(&limiter, "/", "a").retry_after().map(|nanos| nanos / SECOND);
+    assert!(obey(0, 1));
+    assert_eq!(left(), Some(1));
+    assert!(obey(1, 60) && obey(2, 60) && obey(3, 5));
+    assert_eq!(left(), Some(60));
+    clock.set(START + 50 * SECOND);
+    assert!(obey(4, 60));
+    assert_eq!(left(), Some(60));
+}
+
+#[test]
+fn two_checks_of_a_sampled_subject_fit_wherever_one_does() {
+    let (limiter, clock) =
+        limiter("[[policy]]\nname = \"s\"\nquota = \"100/1s burst 15\"\nsample = \"1/10\"\n");
+    for n in 0..2_000 {
+        clock.set(START + n * SECOND);
+        let one = tollgate::Check { policy: "s", subject: "a", cost: Some(1) };
+        let ruling = pollster::block_on(limiter.decide_checks(&[one, one]));
+        let drawn: u64 = ruling.parts().map(|(_, part)| part.cost).sum();
+        assert!(drawn == 20 || ruling.is_admit(), "{:?} with {drawn} drawn", ruling.reason);
+    }
+}
