@@ -212,9 +212,13 @@ const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 130.0;
 const LEFT: f64 = 56.0;
 
+/// Where the middle of a second stands.
+fn x(second: usize) -> f64 {
+    LEFT + (second as f64 + 0.5) * WIDTH / LENGTH as f64
+}
+
 /// Two plots, one below the other: answers in time, and how long the slowest hundredth took.
 fn plot(with: &[Second], without: &[Second]) -> String {
-    let x = |second: usize| LEFT + (second as f64 + 0.5) * WIDTH / LENGTH as f64;
     let line = |points: Vec<(usize, f64)>, class: &str| {
         let points: Vec<String> =
             points.iter().map(|(second, y)| format!("{:.1},{y:.1}", x(*second))).collect();
@@ -267,15 +271,21 @@ fn plot(with: &[Second], without: &[Second]) -> String {
         let slow = |second: &Second| below + HEIGHT * (1.0 - log(second.p99().as_secs_f64() * 1_000.0));
         svg += &line(run.iter().map(slow).enumerate().collect(), class);
     }
+    svg + &legend(below + HEIGHT) + "</svg>\n"
+}
+
+/// What stands below the plots.
+fn legend(below: f64) -> String {
+    let mut svg = String::new();
     for second in (0..=LENGTH).step_by(5) {
         let _ = writeln!(
             svg,
             "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{second} s</text>",
             x(second) - 8.0,
-            below + HEIGHT + 16.0
+            below + 16.0
         );
     }
-    let y = below + HEIGHT + 36.0;
+    let y = below + 36.0;
     for (at, class, name) in
         [(LEFT, "with", "limit = \"adaptive\""), (LEFT + 170.0, "without", "without shedding")]
     {
@@ -298,5 +308,5 @@ fn plot(with: &[Second], without: &[Second]) -> String {
         LEFT + 350.0,
         y + 4.0
     );
-    svg + "</svg>\n"
+    svg
 }

@@ -128,8 +128,8 @@ impl App {
     }
 
     /// A request that is turned away, whoever asks. Nothing that has to do with limits says anything of it.
-    pub fn shed(&self, request: &HeaderMap, class: usize, why: Crowd) -> Response<Body> {
-        let name = self.settings.shed.as_ref().map_or("", |shed| shed.name(class));
+    pub fn shed(&self, request: &HeaderMap, class: Option<usize>, why: Crowd) -> Response<Body> {
+        let name = self.settings.shed.as_ref().zip(class).map_or("", |(shed, class)| shed.name(class));
         self.metrics.shed(why.name(), name);
         self.record.shed(self.limiter.clock().now(), why.name(), name);
         answer::overloaded(&self.settings, request)

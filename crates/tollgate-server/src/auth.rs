@@ -61,10 +61,10 @@ pub async fn answer(app: &App, request: &Request<Incoming>, peer: &Peer) -> Resp
     if let Some(turn) = turn {
         match app.turns.join(&turn) {
             Ok(waiting) => waiting.turn().await,
-            Err(Full) => return denied(deny, app.shed(headers, 0, Crowd::Queue)),
+            Err(Full) => return denied(deny, app.shed(headers, None, Crowd::Queue)),
         }
     }
-    let Some(ruling) = charged.passed_on() else { return Response::new(empty()) };
+    let Some(ruling) = charged.passed_on().answered() else { return Response::new(empty()) };
     let mut response = Response::new(empty());
     app.settings.contract.write(&ruling, response.headers_mut());
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use tollgate::client::Forwarding;
 use tollgate::{Asked, Ruling};
 use tollgate_tower::answer::is_grpc;
-use tollgate_tower::shed::SlotBody;
+use tollgate_tower::shed::{Slot, SlotBody};
 use tollgate_tower::{Charged, Full, in_background, responded};
 
 use crate::answer::{problem, readable, refusal};
@@ -65,12 +65,12 @@ impl Gateway {
         // Before anything is charged: whoever is turned away costs nobody anything.
         let class = self.app.settings.shed.as_ref().map_or(0, |shed| shed.class(&asked));
         if !self.upstreams.has_room(class) {
-            return self.app.shed(request.headers(), class, Crowd::Origin);
+            return self.app.shed(request.headers(), Some(class), Crowd::Origin);
         }
         if asked.is_preflight() {
             return match self.upstreams.enter(class) {
                 Some(place) => self.forward(request, &host, peer, place).await,
-                None => self.app.shed(request.headers(), class, Crowd::Origin),
+                None => self.app.shed(request.headers(), Some(class), Crowd::Origin),
             };
         }
         let ruling = self.app.decide(Door::Gateway, &[Asked::Exchange(&asked)]).await;
@@ -83,16 +83,16 @@ impl Gateway {
         if let Some(turn) = turn {
             match self.app.turns.join(&turn) {
                 Ok(waiting) => waiting.turn().await,
-                Err(Full) => return self.app.shed(request.headers(), class, Crowd::Queue),
+                Err(Full) => return self.app.shed(request.headers(), Some(class), Crowd::Queue),
             }
         }
         let Some(place) = self.upstreams.enter(class) else {
-            return self.app.shed(request.headers(), class, Crowd::Origin);
+            return self.app.shed(request.headers(), Some(class), Crowd::Origin);
         };
         let origin = request.headers().get(header::ORIGIN).cloned();
-        let ruling = charged.passed_on();
+        let passed_on = charged.passed_on();
         let mut response = self.forward(request, &host, peer, place).await;
-        if let Some(ruling) = ruling {
+        if let Some(ruling) = passed_on.answered() {
             response = self.told(ruling, response).await;
         }
         if let Some(origin) = origin {
@@ -132,7 +132,12 @@ impl Gateway {
         if let Some(protocol) = &upgrade {
             mark_upgrade(&mut parts.headers, protocol.clone());
         }
-        let (body, progress) = guard(body, limits.max_body, limits.body_timeout);
+        let bodiless = body.is_end_stream();
+        let (mut body, progress) = guard(body, limits.max_body, limits.body_timeout);
+        if let (false, Some(slot)) = (bodiless, &place.slot) {
+            let sent = slot.sending();
+            body = Measured::new(body, move |_| sent()).boxed_unsync();
+        }
         // The origin's protocol is the connection's, not the client's.
         parts.version = http::Version::HTTP_11;
         let start = self.app.limiter.clock().now();
@@ -142,9 +147,9 @@ impl Gateway {
         if let Some(slot) = &place.slot {
             match &sent {
                 // An error says nothing of how much there is to do, but for one that nobody waited for any longer.
-                Ok(response) if response.status().is_server_error() => {}
-                Ok(_) | Err(NoAnswer::Late) => slot.answered(),
-                Err(NoAnswer::Bad) => {}
+                Ok(response) if Slot::tells(response.status()) => slot.answered(),
+                Err(NoAnswer::Late) => slot.answered(),
+                Ok(_) | Err(NoAnswer::Bad) => {}
             }
         }
         let mut response = match (sent, progress.cut()) {

@@ -1,10 +1,11 @@
 //! `[server.shed]`: how much the gateway gives its origins at once, and who comes first when that is not enough.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tollgate::config::{Section, read_match};
 use tollgate::{About, Clock, Match, Request};
-use tollgate_tower::shed::{MAX_CLASSES, Shed};
+use tollgate_tower::shed::{LEASE, MAX_CLASSES, Shed};
 
 /// The largest limit.
 const MAX_LIMIT: u64 = 1_000_000;
@@ -13,6 +14,7 @@ const MAX_LIMIT: u64 = 1_000_000;
 #[derive(Clone, Debug)]
 pub struct ShedSettings {
     limit: Limit,
+    lease: Duration,
     /// The most important first. What is of none comes after all of them.
     classes: Vec<(String, Match)>,
 }
@@ -56,20 +58,23 @@ impl ShedSettings {
             }
             Limit::Fixed(number("limit", 1))
         };
+        let lease = section.duration("lease").map_or(LEASE, Duration::from_nanos);
         let classes = section.sections("class");
         if classes.len() >= MAX_CLASSES {
             section.problem("class", format!("at most {} classes", MAX_CLASSES - 1));
         }
         let classes = classes.iter().filter_map(read_class).collect();
         section.finish();
-        Some(ShedSettings { limit, classes })
+        Some(ShedSettings { limit, lease, classes })
     }
 
     /// One for each origin.
     pub fn shed(&self, clock: &Clock) -> Arc<Shed> {
         match self.limit {
-            Limit::Fixed(limit) => Shed::fixed(limit, clock.clone()),
-            Limit::Adaptive { least, initial, most } => Shed::adaptive(least, initial, most, clock.clone()),
+            Limit::Fixed(limit) => Shed::fixed(limit, self.lease, clock.clone()),
+            Limit::Adaptive { least, initial, most } => {
+                Shed::adaptive(least, initial, most, self.lease, clock.clone())
+            }
         }
     }
 

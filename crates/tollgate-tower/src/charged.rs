@@ -22,8 +22,31 @@ impl<S: Store + 'static> Charged<S> {
     }
 
     /// It is passed on: it stays charged.
-    pub fn passed_on(mut self) -> Option<Ruling> {
+    pub fn passed_on(mut self) -> PassedOn<S> {
+        PassedOn { limiter: Arc::clone(&self.limiter), ruling: self.ruling.take() }
+    }
+}
+
+/// A request that was passed on, and of which nothing has come yet. Dropped before something has, it is charged what is charged after a
+/// response: nobody gets out of that by leaving early.
+#[derive(Debug)]
+pub struct PassedOn<S: Store + 'static> {
+    limiter: Arc<Limiter<S>>,
+    ruling: Option<Ruling>,
+}
+
+impl<S: Store + 'static> PassedOn<S> {
+    /// A response has come, or nobody goes by one.
+    pub fn answered(mut self) -> Option<Ruling> {
         self.ruling.take()
+    }
+}
+
+impl<S: Store + 'static> Drop for PassedOn<S> {
+    fn drop(&mut self) {
+        let Some(mut ruling) = self.ruling.take().filter(Ruling::goes_by_response) else { return };
+        let limiter = Arc::clone(&self.limiter);
+        in_background(async move { limiter.unanswered(&mut ruling).await });
     }
 }
 

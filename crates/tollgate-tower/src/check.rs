@@ -138,7 +138,7 @@ where
             Err(_) => return Err(Error::Refused(Refused::crowded(&policy))),
         }
     }
-    let _stays_charged = charged.passed_on();
+    let _nobody_goes_by_the_response = charged.passed_on().answered();
     inner.call(request).await.map_err(Error::Inner)
 }
 

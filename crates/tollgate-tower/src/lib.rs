@@ -38,7 +38,7 @@ pub mod shed;
 mod turns;
 
 pub use afterwards::{responded, retry_after};
-pub use charged::{Charged, in_background, to_its_end};
+pub use charged::{Charged, PassedOn, in_background, to_its_end};
 pub use check::{Check, CheckFuture, CheckLayer};
 pub use error::{Error, Refused};
 pub use future::ResponseFuture;

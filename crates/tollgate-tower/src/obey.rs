@@ -14,18 +14,21 @@ use tower_service::Service;
 
 use crate::afterwards::retry_after;
 use crate::error::{Error, Refused};
-use crate::fields::exhausted;
+use crate::fields::pause;
 
 /// The most callers that are held at once; what others ask for beyond them is tried, and refused by the origin.
 const MAX_HELD: usize = 10_000;
 
-/// How much later than it was asked to somebody comes back, at most: a tenth of the time, but no more than this.
+/// How much later than it was asked to each that waits comes back, at most: a tenth of the time, but no more than this.
 const MAX_JITTER: Duration = Duration::from_secs(5);
+
+/// The shortest wait after a refusal; each further one of the same request waits twice as long, whatever the origin says.
+const LEAST_WAIT: Duration = Duration::from_millis(100);
 
 /// Puts an [`Obey`] before clients: what an origin asks for is done, by all clones together.
 ///
-/// A 429, and a 503 to a request that may be sent twice, is sent again when its `Retry-After` is over, or when the `RateLimit` fields
-/// say that something is left. Until then nothing else is sent on behalf of the same caller; other callers' requests go on.
+/// A 429, and a 503 to a request that may be sent twice, is sent again when its `Retry-After` is over, or when by the `RateLimit` fields
+/// something is left. Until then nothing else is sent on behalf of the same caller; other callers' requests go on.
 /// Whoever would have to wait beyond the deadline is answered at once: with the response, or with [`Error::Refused`] if there is
 /// none.
 ///
@@ -57,7 +60,7 @@ struct Shared<Q, R> {
     again: fn(&Q) -> Option<Q>,
     method: fn(&Q) -> Method,
     told: for<'r> fn(&'r R) -> (StatusCode, &'r HeaderMap),
-    held: Mutex<HashMap<u64, Instant>>,
+    held: Mutex<HashMap<u64, (Instant, Duration)>>,
     hasher: RandomState,
     clock: Clock,
 }
@@ -164,12 +167,15 @@ impl<Q, R> Shared<Q, R> {
         let deadline = after(self.deadline);
         // What comes again has been made ready once; whoever comes first was by its caller.
         let mut ready = true;
+        let mut least = LEAST_WAIT;
         loop {
-            while let Some(until) = self.held(caller) {
+            while let Some((until, wait)) = self.held(caller) {
                 if until > deadline {
                     return Err(Error::Refused(held(until)));
                 }
-                sleep_until(until).await;
+                // Not all that wait come back together.
+                let jitter = (wait / 10).min(MAX_JITTER).mul_f64(fastrand::f64());
+                sleep_until((until + jitter).min(deadline.max(until))).await;
             }
             if !std::mem::replace(&mut ready, false) {
                 poll_fn(|context| inner.poll_ready(context)).await.map_err(Error::Inner)?;
@@ -177,11 +183,13 @@ impl<Q, R> Shared<Q, R> {
             let twice = (self.method)(&request).is_idempotent();
             let response = inner.call(request).await.map_err(Error::Inner)?;
             let (status, headers) = (self.told)(&response);
-            let wait = retry_after(status, headers, self.clock.now()).or_else(|| exhausted(headers));
-            let Some(wait) = wait else { return Ok(response) };
-            let until = self.hold(caller, wait);
             let refused = status == StatusCode::TOO_MANY_REQUESTS
                 || (status == StatusCode::SERVICE_UNAVAILABLE && twice);
+            let wait = retry_after(status, headers, self.clock.now()).or_else(|| pause(headers));
+            let Some(wait) = wait else { return Ok(response) };
+            let wait = if refused { wait.max(least) } else { wait };
+            let until = self.hold(caller, wait);
+            least = least.saturating_mul(2);
             match again.take().filter(|_| refused && until <= deadline) {
                 None => return Ok(response),
                 Some(next) => {
@@ -192,29 +200,28 @@ impl<Q, R> Shared<Q, R> {
         }
     }
 
-    /// Until when nothing is sent on behalf of this caller, if that is not over.
-    fn held(&self, caller: u64) -> Option<Instant> {
+    /// Until when nothing is sent on behalf of this caller, and for how long that was asked, if it is not over.
+    fn held(&self, caller: u64) -> Option<(Instant, Duration)> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = *held.get(&caller)?;
+        let (until, wait) = *held.get(&caller)?;
         if until <= after(Duration::ZERO) {
             held.remove(&caller);
             return None;
         }
-        Some(until)
+        Some((until, wait))
     }
 
-    /// Holds a caller for a while, and a little longer, so that not all that are held come back together.
+    /// Holds a caller for a while.
     fn hold(&self, caller: u64, wait: Duration) -> Instant {
-        let jitter = (wait / 10).clamp(Duration::from_millis(10), MAX_JITTER);
-        let until = after(wait.saturating_add(jitter.mul_f64(fastrand::f64())));
+        let until = after(wait);
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.len() >= MAX_HELD && !held.contains_key(&caller) {
             let now = after(Duration::ZERO);
-            held.retain(|_, until| *until > now);
+            held.retain(|_, (until, _)| *until > now);
         }
         if held.len() < MAX_HELD || held.contains_key(&caller) {
-            let known = held.entry(caller).or_insert(until);
-            *known = until.max(*known);
+            let known = held.entry(caller).or_insert((until, wait));
+            *known = (*known).max((until, wait));
         }
         until
     }

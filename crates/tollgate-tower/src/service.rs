@@ -134,11 +134,16 @@ impl<S: Store + 'static> Shared<S> {
                 Err(_) => return Ok(answer::shed(answer::is_grpc(&parts.headers)).map(Either::Right)),
             }
         }
-        let ruling = charged.passed_on();
+        let passed_on = charged.passed_on();
         let mut response = inner.call(Request::from_parts(parts, body)).await?;
-        if let Some(ruling) = ruling {
+        if let Some(ruling) = passed_on.answered() {
             let size = response.body().size_hint().exact();
-            let ruling = responded(&self.limiter, ruling, response.status(), response.headers(), size).await;
+            let mut ruling =
+                responded(&self.limiter, ruling, response.status(), response.headers(), size).await;
+            if ruling.goes_by_size() {
+                // Nobody counts the bytes here, so it is the most that they may cost.
+                self.limiter.streamed(&mut ruling, u64::MAX).await;
+            }
             response.headers_mut().extend(self.limits(&ruling));
         }
         Ok(response.map(Either::Left))

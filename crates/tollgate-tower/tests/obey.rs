@@ -139,3 +139,30 @@ async fn fields_that_say_nothing_is_left_are_waited_for_before_anything_is_refus
         "that says nothing of when"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_origin_that_says_now_and_refuses_all_the_same_is_not_hammered() {
+    let answers: Vec<(&str, Answer)> =
+        (0..1_000).map(|_| ("a", (429, &[("retry-after", "0")] as &'static [_]))).collect();
+    let origin = Origin::new(&answers);
+    let answer = client(&origin, 60).oneshot(request("GET", "a")).await.unwrap();
+    assert_eq!(answer.status(), 429);
+    let asked = origin.asked("a").len();
+    assert!((5..12).contains(&asked), "{asked} times in a minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_wait_come_back_one_after_the_other() {
+    let origin = Origin::new(&[("a", (429, &[("retry-after", "20")]))]);
+    let client = client(&origin, 60);
+    let calls: Vec<_> = (0..50).map(|_| tokio::spawn(client.clone().oneshot(request("GET", "a")))).collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap().status(), 200);
+    }
+    let mut later = origin.asked("a").split_off(1);
+    later.sort_unstable();
+    assert!(later[0] >= SECONDS(20) && later[48] < SECONDS(23), "{later:?}");
+    assert!(later[48] - later[0] > SECONDS(1), "spread over some time");
+    later.dedup();
+    assert!(later.len() > 40, "not at the same moment");
+}

@@ -9,7 +9,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tokio::time::Instant;
 use tollgate::{Check, Clock, Limiter, PolicySet, SECOND, Salt};
-use tollgate_tower::shed::{Shed, ShedLayer};
+use tollgate_tower::shed::{LEASE, Shed, ShedLayer};
 use tollgate_tower::{LimitLayer, Turns};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -162,7 +162,7 @@ async fn whoever_dies_whenever_leaves_no_place_and_no_slot_behind() {
     let policy = queue("200/1s burst 5 queue 50")
         + "[[policy]]\nname = \"counts\"\nsubject = \"header:x-user\"\nquota = \"1000000/1h\"\nresponse = { status = \"4xx\" }\n";
     let rig = Rig::new(&policy, 500);
-    let shed = Shed::fixed(40, rig.clock.clone());
+    let shed = Shed::fixed(40, LEASE, rig.clock.clone());
     let slow = service_fn(|_: Request<Body>| async {
         tokio::time::sleep(Duration::from_millis(fastrand::u64(0..20))).await;
         Ok::<_, Infallible>(Response::new(Body::default()))

@@ -29,7 +29,8 @@ pub(super) fn manners(policy: &Policy) -> Vec<(&'static str, String)> {
         lines.push(("reserve", format!(
             "what is reserved counts as charged; settled within {0}, what was not used comes back, so what is used keeps the promise with \
              t longer by {0}; up to {1} units more than were reserved are charged whatever is left, for each reservation; one that is never settled \
-             stays charged; room for {2} of them within twice that time",
+             stays charged; room for {2} of them within twice that time (where \
+             the count is in the process or its file)",
             show_duration(reserve.within()),
             reserve.debt(),
             reserve.open(),
@@ -37,6 +38,18 @@ pub(super) fn manners(policy: &Policy) -> Vec<(&'static str, String)> {
     }
     if policy.sample > 1 {
         lines.push(("sample", sample(policy)));
+    }
+    let bars = [("a ban", policy.ban.is_some()), ("a hold", policy.obey > 0)];
+    let bars: Vec<&str> = bars.iter().filter(|(_, given)| *given).map(|(bar, _)| *bar).collect();
+    if policy.placement.is_shared() && !bars.is_empty() {
+        lines.push((
+            "bars",
+            format!(
+                "whether there is {} is asked of the store together with the count: a second key in each check, which \
+                 nobody else's check goes along with",
+                bars.join(" or ")
+            ),
+        ));
     }
     lines
 }
@@ -106,10 +119,18 @@ fn at_most(drawn: u64, of: u64) -> u64 {
 
 fn sample(policy: &Policy) -> String {
     let cost = if let Cost::Fixed(cost) = policy.cost { cost } else { 1 };
+    let fleet = if policy.placement.is_shared() {
+        format!(
+            "; each further instance admits under a flood up to {} more for each draw that is admitted",
+            policy.sample.saturating_sub(1)
+        )
+    } else {
+        String::new()
+    };
     let drawn = policy.rule.capacity() / cost.saturating_mul(policy.sample).max(1);
     format!(
         "one request in {0} is charged, for {0}; the others only look whether that is there. What is charged keeps the promise \
-         exactly, what is admitted keeps it as draws do: at once from cold {1} on average, more than {2} once in a million times",
+         exactly, what is admitted keeps it as draws do: at once from cold {1} on average, more than {2} once in a million times{fleet}",
         policy.sample,
         drawn.saturating_add(1).saturating_mul(policy.sample).saturating_sub(1),
         at_most(drawn.saturating_add(1), policy.sample),

@@ -49,8 +49,9 @@ pub struct Adaptive {
     crowded: Vec<u64>,
     began: u64,
     last_calm: u64,
-    /// How many more windows it is measured for, and the limit to go back to.
+    /// How many more windows it is measured for, since when, and the limit to go back to.
     measuring: u8,
+    measured_from: u64,
     before: u64,
 }
 
@@ -69,6 +70,7 @@ impl Adaptive {
             began: now,
             last_calm: now,
             measuring: 0,
+            measured_from: now,
             before: 0,
         }
     }
@@ -86,10 +88,13 @@ impl Adaptive {
     /// An answer that took `latency` nanoseconds, to a request with which `crowd` were under way when it began.
     pub fn answered(&mut self, latency: u64, crowd: usize, now: u64) {
         let limit = if self.measuring > 0 { self.before } else { self.limit };
-        let alone = wide(crowd).saturating_mul(2).saturating_mul(PARTS) <= limit;
-        let kept = if alone { &mut self.alone } else { &mut self.crowded };
-        if kept.len() < MOST {
-            kept.push(latency.max(1));
+        let alone = crowd <= 1 || wide(crowd).saturating_mul(2).saturating_mul(PARTS) <= limit;
+        // Of a limit of one nobody ever begins in a crowd.
+        let full = !alone || limit < 2 * PARTS;
+        for (kept, of_it) in [(&mut self.alone, alone), (&mut self.crowded, full)] {
+            if of_it && kept.len() < MOST {
+                kept.push(latency.max(1));
+            }
         }
         let (passed, seen) = (now.saturating_sub(self.began), self.alone.len().max(self.crowded.len()));
         if (passed >= WINDOW && seen >= ENOUGH) || (passed >= LONG_WINDOW && seen >= FEW) {
@@ -111,11 +116,12 @@ impl Adaptive {
         }
         if self.measuring > 0 {
             self.measuring = self.measuring.saturating_sub(1);
-            if self.measuring == 0 {
+            if self.measuring == 0 || now.saturating_sub(self.measured_from) > STALE {
+                self.measuring = 0;
                 (self.limit, self.last_calm) = (self.before, now);
             }
         } else if now.saturating_sub(self.last_calm) > STALE {
-            (self.before, self.measuring) = (self.limit, MEASURING);
+            (self.before, self.measuring, self.measured_from) = (self.limit, MEASURING, now);
             self.limit = (self.limit / 2).max(PARTS);
         } else if let Some(crowded) = crowded {
             self.follow(crowded);

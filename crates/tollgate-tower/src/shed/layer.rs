@@ -2,7 +2,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http::{Request, Response};
@@ -14,9 +13,6 @@ use tower_service::Service;
 
 use super::{Shed, Slot};
 use crate::answer;
-
-/// A slot is held for so long at most: a response that streams on for longer is under way, but no work.
-const LEASE: Duration = Duration::from_secs(60);
 
 /// Puts a [`Shedding`] before HTTP services: what is too much is answered 503 at once.
 #[derive(Clone, Debug)]
@@ -105,7 +101,7 @@ where
         let answer = ready!(answer.poll(context))?;
         let slot = this.slot.take();
         if let Some(slot) = &slot
-            && !answer.status().is_server_error()
+            && Slot::tells(answer.status())
         {
             slot.answered();
         }
@@ -140,8 +136,7 @@ impl<R: Body<Data: Buf>> Body for SlotBody<R> {
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = self.project();
         let frame = this.body.poll_frame(context);
-        let lapsed = |slot: &Slot| u128::from(slot.held()) > LEASE.as_nanos();
-        if matches!(frame, Poll::Ready(None | Some(Err(_)))) || this.slot.as_ref().is_some_and(lapsed) {
+        if matches!(frame, Poll::Ready(None | Some(Err(_)))) {
             *this.slot = None;
         }
         frame
