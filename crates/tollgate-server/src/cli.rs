@@ -101,6 +101,9 @@ pub struct VerifyArgs {
     /// Try with few seeds: in about a quarter of the time
     #[arg(long)]
     pub quick: bool,
+    /// Try only the laws whose name has this in it; may be given more than once
+    #[arg(long, value_name = "TEXT")]
+    pub law: Vec<String>,
     /// What the names of its keys, or of its schema, begin with
     #[arg(long, value_name = "TEXT", default_value = "tollgate-verify-")]
     pub prefix: String,

@@ -42,22 +42,29 @@ pub fn run(arguments: &VerifyArgs) -> Result<(), Failure> {
     }
     let trouble = || target.trouble();
     let mut verdicts = Vec::new();
+    let wanted = |law: &str| {
+        let name = law.replace('_', " ");
+        arguments.law.is_empty() || arguments.law.iter().any(|text| name.contains(text.as_str()))
+    };
     match &target {
-        Target::Memory => laws_of(&|rules: &[Rule]| target::memory(rules), &mut verdicts, &trouble),
+        Target::Memory => laws_of(&|rules: &[Rule]| target::memory(rules), &wanted, &mut verdicts, &trouble),
         Target::Sqlite(folder) => {
-            laws_of(&|rules: &[Rule]| target::sqlite(folder, rules), &mut verdicts, &trouble);
+            laws_of(&|rules: &[Rule]| target::sqlite(folder, rules), &wanted, &mut verdicts, &trouble);
         }
         Target::Server { virtual_time, .. } => {
             let make = |_: &[Rule]| Blocking::new(Apart::new(virtual_time.clone()), runtime.handle());
-            laws_of(&make, &mut verdicts, &trouble);
+            laws_of(&make, &wanted, &mut verdicts, &trouble);
         }
     }
     if let Target::Server { instances, .. } = &target {
-        for (law, try_it) in fleet::LAWS {
+        for (law, try_it) in fleet::LAWS.into_iter().filter(|(law, _)| wanted(law)) {
             verdicts.push(tried(law, || runtime.block_on(try_it(instances)), &trouble));
         }
     }
     let left = runtime.block_on(target.clear());
+    if verdicts.is_empty() {
+        return Err(Failure::Wrong(format!("--law: no law has {} in its name", arguments.law.join(" or "))));
+    }
     println!("{}", summary(&verdicts, left));
     let broken = verdicts.iter().filter(|verdict| verdict.broken.is_some()).count();
     if broken == 0 {
@@ -70,8 +77,13 @@ pub fn run(arguments: &VerifyArgs) -> Result<(), Failure> {
 /// What the store said last.
 type Trouble<'t> = &'t dyn Fn() -> Option<String>;
 
-fn laws_of<S: Store, M: laws::Make<S>>(make: &M, verdicts: &mut Vec<Verdict>, trouble: Trouble<'_>) {
-    for (name, law) in laws::all::<S, M>() {
+fn laws_of<S: Store, M: laws::Make<S>>(
+    make: &M,
+    wanted: &dyn Fn(&str) -> bool,
+    verdicts: &mut Vec<Verdict>,
+    trouble: Trouble<'_>,
+) {
+    for (name, law) in laws::all::<S, M>().into_iter().filter(|(name, _)| wanted(name)) {
         let law = || {
             law(make);
             String::new()

@@ -88,7 +88,11 @@ async fn sums_up<S: Store + 'static>(limiters: Vec<Arc<Limiter<S>>>, place: &str
 fn reservations_sum_up_on_every_store_whoever_dies() {
     let _alone = alone();
     RUNTIME.block_on(async {
-        for (url, name) in [(&REDIS.url, "redis"), (&POSTGRES.url, "postgres")] {
+        let valkey =
+            std::env::var("TOLLGATE_VALKEY").ok().map(|path| tollgate_harness::RedisServer::start(&path));
+        let mut stores = vec![(&REDIS.url, "redis"), (&POSTGRES.url, "postgres")];
+        stores.extend(valkey.iter().map(|server| (&server.url, "valkey")));
+        for (url, name) in stores {
             let limiters =
                 (0..2).map(|_| Arc::new(instance(&policies("strict"), url, "reserve:", &patient())));
             sums_up(limiters.collect(), name).await;
