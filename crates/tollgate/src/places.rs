@@ -26,7 +26,7 @@ pub struct Stacks {
     pub leased: Shared,
     /// For [`Placement::Approximate`].
     pub approximate: Shared,
-    /// How much this instance admits while the store is out of reach, over all policies of class [`Class::Read`].
+    /// How much this instance admits while the store is out of reach, over all policies of class [`Class::Read`](crate::Class::Read).
     pub read_cap: ReadCap,
     /// How long a decision may take, over all places.
     pub deadline: std::time::Duration,
