@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde_json::{Map, Value};
 use tollgate::SECOND;
 
@@ -24,6 +24,10 @@ pub struct Logged<'l> {
     pub target: Cow<'l, str>,
     /// The header fields that the log has.
     pub headers: HeaderMap,
+    /// The status of the response, where the log has it.
+    pub status: Option<StatusCode>,
+    /// The bytes of its body, where the log has them.
+    pub sent: Option<u64>,
 }
 
 /// Reads a line, `None` when it tells of no request.
@@ -58,7 +62,10 @@ fn parse_clf(line: &str) -> Option<Logged<'_>> {
         target: target.into(),
         ..Logged::default()
     };
-    let status = rest.split_ascii_whitespace().next()?;
+    let mut words = rest.split_ascii_whitespace();
+    let status = words.next()?;
+    logged.status = status.parse().ok();
+    logged.sent = words.next().and_then(|bytes| bytes.parse().ok());
     if status.len() != 3 || !status.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
@@ -135,6 +142,17 @@ fn parse_json(line: &str) -> Option<Logged<'_>> {
         host: host.into(),
         target: target.into(),
         headers,
+        status: number(&fields, &["status"])
+            .and_then(|status| StatusCode::from_u16(u16::try_from(status).ok()?).ok()),
+        sent: number(&fields, &["body_bytes_sent", "bytes_sent", "size"]),
+    })
+}
+
+/// A number that may stand as text.
+fn number(fields: &Map<String, Value>, names: &[&str]) -> Option<u64> {
+    names.iter().find_map(|name| {
+        let value = fields.get(*name)?;
+        value.as_u64().or_else(|| value.as_str()?.parse().ok())
     })
 }
 

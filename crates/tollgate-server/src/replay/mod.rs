@@ -10,9 +10,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use http::HeaderMap;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tollgate::client::{Trust, address};
-use tollgate::{Clock, Limiter, Request, Salt};
+use tollgate::{Asked, Clock, Limiter, Request, Response, Salt};
 
 use crate::cli::{Format, ReplayArgs};
 use crate::{Failure, settings};
@@ -77,8 +78,16 @@ fn replay(limiter: &Limiter, clock: &Clock, trust: &Trust, log: &mut Log) -> Res
             address: address(&logged.client).map(|peer| trust.client(peer, &logged.headers)),
             size: None,
         };
-        let ruling = runtime.block_on(limiter.decide(&request));
+        let mut ruling = runtime.block_on(limiter.decide_all(&[Asked::Exchange(&request)]));
         tally.add(&policies, &request, &ruling);
+        // Policies that go by the response are told the one that was logged.
+        match logged.status {
+            Some(status) if ruling.goes_by_response() => {
+                let response = Response { status, headers: &HeaderMap::new(), size: logged.sent };
+                runtime.block_on(limiter.responded(&mut ruling, &response));
+            }
+            _ => runtime.block_on(limiter.unanswered(&mut ruling)),
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();

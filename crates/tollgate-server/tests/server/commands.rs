@@ -219,6 +219,27 @@ fn replay_sees_clients_behind_trusted_proxies_and_says_who_was_not_charged() {
 }
 
 #[test]
+fn replay_goes_by_the_responses_that_were_logged() {
+    let folder = Folder::new();
+    let policies = folder.write(
+        "p.toml",
+        "[[policy]]\nname = \"failed\"\nquota = \"5/1h\"\nresponse = { status = \"401\" }\n\
+         [[policy]]\nname = \"bytes\"\nquota = \"1000/1h\"\nresponse = { cost = { size = \"1KiB\", max = 100 } }\n",
+    );
+    let line = |status: u16| log_line("192.0.2.1", 3).replace(" 200 ", &format!(" {status} "));
+    let text: String = [200, 401].iter().flat_map(|status| (0..20).map(|_| line(*status))).collect();
+    assert!(text.contains(" 401 "), "{text}");
+    let log = folder.write("a.log", &text);
+    let (_, out, _) = run(&["replay", policies.to_str().unwrap(), log.to_str().unwrap(), "--format", "json"]);
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&report["policies"][0]["admitted"], &report["policies"][0]["refused"]),
+        (&25.into(), &15.into())
+    );
+    assert_eq!(report["policies"][1]["refused"], 0);
+}
+
+#[test]
 fn replay_of_the_sample_reports_as_text_json_and_a_page() {
     let folder = Folder::new();
     let policies = folder.write("p.toml", POLICIES);
