@@ -32,6 +32,19 @@ quota = "5/1m"
 client_quota = true
 
 [[policy]]
+name = "r"
+match = { by_name = true }
+quota = "1000/1h"
+reserve = { within = "10m", open = 1000 }
+ban = { after = 5, within = "1m", for = "1s" }
+
+[[policy]]
+name = "s"
+match = { path = "/s" }
+quota = "1000/1h"
+sample = "1/10"
+
+[[policy]]
 name = "t"
 match = { command = "CL.THROTTLE" }
 quota = "1000/1s burst 1000"
