@@ -111,7 +111,7 @@ impl App {
         let took = self.limiter.clock().now().saturating_sub(start);
         self.metrics.decided(&ruling, took);
         if let (true, Some(policy)) = (ruling.ban_began, ruling.scope()) {
-            let lasts = tollgate::show_duration(ruling.retry_after().unwrap_or(0));
+            let lasts = tollgate::show_duration(ruling.barred().unwrap_or(0));
             tracing::warn!(audit = "ban", policy = policy.name, %lasts, "a subject was refused too often");
         }
         self.record.decided(door, &ruling, took);

@@ -60,7 +60,10 @@ pub async fn answer(app: &App, request: &Request<Incoming>, peer: &Peer) -> Resp
     let charged = Charged::new(Arc::clone(&app.limiter), ruling);
     if let Some(turn) = turn {
         match app.turns.join(&turn) {
-            Ok(waiting) => waiting.turn().await,
+            Ok(waiting) => tokio::select! {
+                () = waiting.turn() => {}
+                () = peer.gone() => return problem(StatusCode::BAD_REQUEST, "The client has gone."),
+            },
             Err(Full) => return denied(deny, app.shed(headers, None, Crowd::Queue)),
         }
     }

@@ -82,7 +82,10 @@ impl Gateway {
         let charged = Charged::new(Arc::clone(&self.app.limiter), ruling);
         if let Some(turn) = turn {
             match self.app.turns.join(&turn) {
-                Ok(waiting) => waiting.turn().await,
+                Ok(waiting) => tokio::select! {
+                    () = waiting.turn() => {}
+                    () = peer.gone() => return problem(StatusCode::BAD_REQUEST, "The client has gone."),
+                },
                 Err(Full) => return self.app.shed(request.headers(), Some(class), Crowd::Queue),
             }
         }

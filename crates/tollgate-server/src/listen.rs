@@ -3,11 +3,13 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::IntGauge;
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
@@ -44,6 +46,22 @@ pub struct Peer {
     pub address: SocketAddr,
     /// Whether the connection is encrypted.
     pub tls: bool,
+    /// The connection once more, where it has to be known whether its client is still there.
+    line: Option<Arc<std::net::TcpStream>>,
+}
+
+/// How often it is looked whether a client is still there that has sent more than was read.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+impl Peer {
+    /// Returns when the client has gone, or will at least send no more. HTTP sees that only once it has read all that was sent before.
+    pub async fn gone(&self) {
+        let line = self.line.as_ref().and_then(|line| TcpStream::from_std(line.try_clone().ok()?).ok());
+        let Some(line) = line else { return std::future::pending().await };
+        while line.ready(Interest::READABLE).await.is_ok_and(|ready| !ready.is_read_closed()) {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
 }
 
 /// Tells that the server is to stop.
@@ -97,7 +115,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, protocol: Arc<impl Prot
             }
         };
         let held = Held::new(place, app.metrics.connections.clone());
-        let peer = Peer { held, address, tls: false };
+        let peer = Peer { held, address, tls: false, line: None };
         let (app, protocol, stop) = (Arc::clone(&app), Arc::clone(&protocol), stop.clone());
         tokio::spawn(async move {
             if let Err(error) = connection(stream, peer, &app, &*protocol, stop).await {
@@ -113,12 +131,15 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, protocol: Arc<impl Prot
 
 async fn connection(
     stream: TcpStream,
-    peer: Peer,
+    mut peer: Peer,
     app: &App,
     protocol: &impl Protocol,
     stop: Stop,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    if app.limiter.policies().queue() {
+        peer.line = Some(Arc::new(std::net::TcpStream::from(stream.as_fd().try_clone_to_owned()?)));
+    }
     SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEP_ALIVE_EVERY))?;
     protocol.serve(stream, peer, app, stop).await
 }

@@ -59,6 +59,9 @@ impl ShedSettings {
             Limit::Fixed(number("limit", 1))
         };
         let lease = section.duration("lease").map_or(LEASE, Duration::from_nanos);
+        if lease < Duration::from_millis(1) {
+            section.problem("lease", "expected at least 1ms");
+        }
         let classes = section.sections("class");
         if classes.len() >= MAX_CLASSES {
             section.problem("class", format!("at most {} classes", MAX_CLASSES - 1));

@@ -16,10 +16,12 @@ pub fn retry_after(status: StatusCode, headers: &HeaderMap, now: u64) -> Option<
     }
     let mut lines = headers.get_all(header::RETRY_AFTER).iter();
     let (Some(line), None) = (lines.next()?.to_str().ok(), lines.next()) else { return None };
-    if let Ok(seconds) = line.trim().parse() {
-        return Some(Duration::from_secs(seconds));
+    let line = line.trim();
+    if !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit()) {
+        // More than can be counted is for ever.
+        return Some(Duration::from_secs(line.parse().unwrap_or(u64::MAX)));
     }
-    let then = httpdate::parse_http_date(line.trim()).ok()?;
+    let then = httpdate::parse_http_date(line).ok()?;
     let then = then.duration_since(std::time::UNIX_EPOCH).ok()?;
     Some(then.saturating_sub(Duration::from_nanos(now)))
 }

@@ -324,6 +324,11 @@ impl Ruling {
         }
     }
 
+    /// For how many nanoseconds a subject is barred: banned, or held by an origin.
+    pub const fn barred(&self) -> Option<u64> {
+        self.barred
+    }
+
     /// Nanoseconds to wait before going on: the longest of the leaky queues'.
     pub fn wait(&self) -> u64 {
         let wait = |part: &Part| if let Verdict::Admit { wait } = part.outcome.verdict { wait } else { 0 };

@@ -118,6 +118,11 @@ impl Policies {
         self.verifier.as_ref()
     }
 
+    /// Whether some policy makes requests wait for their turn.
+    pub fn queue(&self) -> bool {
+        self.iter().any(|ready| ready.policy.rule.algorithm() == tollgate_core::Algorithm::LeakyQueue)
+    }
+
     /// Whether some decision has to be waited for.
     pub(crate) const fn waits(&self) -> bool {
         self.waits

@@ -193,7 +193,10 @@ impl<S: Store> Limiter<S> {
         demand: &Demand<'_>,
         answer: &Answer,
     ) -> Ruling {
-        let [charged, .., opening] = demand.charges() else { return ruling };
+        let Some(opening) = demand.charges().last() else { return ruling };
+        let owner = places.policies.ready(opening.policy).and_then(|ready| ready.of).map(|(owner, _)| owner);
+        let charged = demand.charges().iter().find(|charge| Some(charge.policy) == owner);
+        let Some(charged) = charged else { return ruling };
         let (Some(Outcome { verdict, mut cell, .. }), mut now) =
             (answer.outcomes().last().copied(), answer.now)
         else {
@@ -229,7 +232,8 @@ impl<S: Store> Limiter<S> {
         ruling.reservation = Some(Reservation { token, units, ends, repeated });
         if repeated {
             (ruling.reason, ruling.scope, ruling.barred) = (Reason::Admitted, None, None);
-            // Nothing was charged now that could be given back.
+            // Nothing was charged now that could be given back, and what is left says nothing of it.
+            ruling.parts.retain(|part| part.outcome.verdict.is_admit());
             ruling.parts.iter_mut().for_each(|part| part.settled = true);
         }
         ruling

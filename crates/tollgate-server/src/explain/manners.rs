@@ -29,7 +29,7 @@ pub(super) fn manners(policy: &Policy) -> Vec<(&'static str, String)> {
         lines.push(("reserve", format!(
             "what is reserved counts as charged; settled within {0}, what was not used comes back, so what is used keeps the promise with \
              t longer by {0}; up to {1} units more than were reserved are charged whatever is left, for each reservation; one that is never settled \
-             stays charged; room for {2} of them within twice that time (where \
+             stays charged; room for at least {2} of them within twice that time (where \
              the count is in the process or its file)",
             show_duration(reserve.within()),
             reserve.debt(),
@@ -130,10 +130,10 @@ fn sample(policy: &Policy) -> String {
     let drawn = policy.rule.capacity() / cost.saturating_mul(policy.sample).max(1);
     format!(
         "one request in {0} is charged, for {0}; the others only look whether that is there. What is charged keeps the promise \
-         exactly, what is admitted keeps it as draws do: at once from cold {1} on average, more than {2} once in a million times{fleet}",
+         exactly, what is admitted keeps it as draws do: at once from cold {1} on average, more than {2} less than once in a million times{fleet}",
         policy.sample,
-        drawn.saturating_add(1).saturating_mul(policy.sample).saturating_sub(1),
-        at_most(drawn.saturating_add(1), policy.sample),
+        drawn.saturating_mul(policy.sample),
+        at_most(drawn, policy.sample),
     )
 }
 

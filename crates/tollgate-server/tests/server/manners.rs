@@ -103,6 +103,34 @@ fn whoever_goes_away_while_waiting_gives_the_place_back() {
     drop(first);
 }
 
+/// Also when it has sent more than anybody has read: a part of a body, or the next request.
+#[test]
+fn whoever_goes_away_with_something_unread_gives_the_place_back_too() {
+    let (url, arrivals) = recording();
+    let (server, _folder) = serve(&format!("{QUEUE}quota = \"1/10m burst 1 queue 20\"\n"), &url);
+    let first = ask(&server, "/n0", "x-user: a\r\n");
+    wait_for("the first", || arrivals.lock().unwrap().len() == 1);
+    let post = |headers: &str, body: &str| {
+        let mut stream = connect(&server.gateway);
+        let text = format!("POST /n1 HTTP/1.1\r\nHost: x\r\nx-user: a\r\n{headers}\r\n{body}");
+        stream.write_all(text.as_bytes()).unwrap();
+        stream
+    };
+    let waiting = [
+        post("Content-Length: 100\r\n", "part"),
+        post("Content-Length: 100\r\nExpect: 100-continue\r\n", ""),
+        post("Content-Length: 30000\r\n", &"x".repeat(30_000)),
+        post("Transfer-Encoding: chunked\r\n", "3\r\nabc\r\n0\r\n\r\n"),
+        post("Content-Length: 0\r\n", "GET / HTTP/1.1\r\nHost: x\r\nx-user: b\r\n\r\n"),
+    ];
+    wait_for("five waiting", || server.metric("tollgate_waiting") == 5.0);
+    drop(waiting);
+    wait_for("nobody waiting", || server.metric("tollgate_waiting") == 0.0);
+    wait_for("all places back", || left(&server, "q", "a") == 20);
+    assert_eq!(arrivals.lock().unwrap().len(), 1, "the origin hears nothing of them");
+    drop(first);
+}
+
 #[test]
 fn a_queue_has_its_most_and_what_is_beyond_is_shed_and_takes_no_place() {
     let (url, _) = recording();
@@ -401,7 +429,8 @@ fn thousands_that_die_at_any_moment_leave_nothing_behind() {
     assert_eq!(get(&server.gateway, "/", &[("x-user", "u0")]).status, 200);
 }
 
-const RESERVE: &str = "[[policy]]\nname = \"tokens\"\nquota = \"1000/10d\"\nreserve = { within = \"10m\", debt = 50 }\n\
+const RESERVE: &str = "[[policy]]\nname = \"tokens\"\nquota = \"1000/10d\"\nreserve = { within = \"10m\", debt = 50 }\nobey = \"1m\"\n\
+                       ban = { after = 100, within = \"1m\", for = \"1m\" }\n\
                        [[policy]]\nname = \"plain\"\nquota = \"10/1m\"\n";
 
 #[test]
