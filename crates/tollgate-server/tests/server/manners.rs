@@ -357,13 +357,16 @@ fn nobody_keeps_the_gate_by_dawdling() {
             let _more = stream.read(&mut [0; 100]);
             thread::sleep(Duration::from_secs(3));
         }
-        let _gone = stream.write_all(answer("200 OK", "", &"x".repeat(1_000_000)).as_bytes());
+        let _gone = stream.write_all(
+            answer("200 OK", "", &"x".repeat(if head.contains("x-much") { 30_000_000 } else { 10 }))
+                .as_bytes(),
+        );
     });
     let text = SHED.replace("limit = 10", "limit = 2\nlease = \"6s\"");
     let (server, _folder) = serve(&text, &url);
     let mut dawdling = connect(&server.gateway);
     dawdling.write_all(b"POST /checkout HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx").unwrap();
-    let unread = ask(&server, "/checkout", "");
+    let unread = ask(&server, "/checkout", "x-much: 1\r\n");
     let name = format!("tollgate_origin_under_way{{origin=\"{}\"}}", url.strip_prefix("http://").unwrap());
     wait_for("both inside", || server.metric(&name) == 2.0);
     assert_eq!(get(&server.gateway, "/checkout", &[]).status, 503);
