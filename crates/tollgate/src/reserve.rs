@@ -1,8 +1,9 @@
 //! Reservations: units that are charged before it is known how many are used, and settled when it is.
 //!
-//! Nothing is kept of a reservation but a marker: a key like any other, of which opening takes one of two units, both of which must be
-//! there, and settling the other. It lapses by itself. What was reserved stands in the token that the caller gets, signed under the salt. So a caller that
-//! dies leaves nothing behind but its charge, every store can keep reservations, and any instance can settle them.
+//! Nothing is kept of a reservation but a marker: a key like any other, of which opening takes one of two units, both
+//! of which must be there, and settling the other. It lapses by itself. What was reserved stands in the token that the
+//! caller gets, signed under the salt. So a caller that dies leaves nothing behind but its charge, every store can keep
+//! reservations, and any instance can settle them.
 
 use tollgate_core::{Charge, Fingerprint, Outcome, Quota, Rule, Verdict};
 use tollgate_store::{Answer, Demand, Intent, Store, Unanswered};
@@ -175,9 +176,7 @@ impl Ready {
         let (marker, rule) = self.key(&named);
         Charge { policy: self.index, key: marker, rule, cost: 1, spare: 1 }
     }
-}
 
-impl Ready {
     /// The marker of an opening charge as it stands.
     fn marker_at(&self, marker: Fingerprint) -> Charge<'_> {
         Charge { policy: self.index, key: marker, rule: &self.policy.rule, cost: 0, spare: 0 }
